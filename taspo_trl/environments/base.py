@@ -1,0 +1,195 @@
+"""The contract between a task's world and the rollout loop: reset, step, close, and how the world is put into words.
+
+An environment is a class with three methods:
+
+```python
+class Counter(TextEnvironment):
+    def reset(self, *, seed, target, **row):
+        self.value, self.target = 0, target
+        return ResetResult("The counter shows 0.", {"task": f"Count to {target}.", "admissible_actions": ["add one"]})
+
+    def step(self, action):
+        self.value += action == "add one"
+        done = self.value == self.target
+        return StepResult(f"The counter shows {self.value}.", float(done), done, False,
+                          {"valid": action == "add one", "success": done, "admissible_actions": ["add one"]})
+
+    def close(self): ...
+```
+
+`reset` gets the dataset row's columns as keywords (columns that are None are left out) and a `seed` that is the same for
+all members of a group. `__init__` must be cheap: one instance is made in the main process to read the class's prompt.
+Subclassing [`TextEnvironment`] is optional: any object with these methods works, missing attributes take its defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from ..actions import ActionBlock
+from ..errors import EnvironmentContractError
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """The start of an episode.
+
+    `info` keys that the rollout loop reads:
+
+    - `task` (`str`): the task in words; defaults to the observation.
+    - `family` (`str`): the stratum for reporting; defaults to the row's `family` column, else `"all"`.
+    - `admissible_actions` (`list[str]`): what may be done now; left out of the prompt when absent.
+    """
+
+    observation: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The environment's answer to one action.
+
+    `info` keys that the rollout loop reads, besides `admissible_actions`:
+
+    - `valid` (`bool`): whether the action was accepted; only accepted actions can become evidence. Defaults to True.
+    - `success` (`bool`): the verified verdict. Only `True` itself counts as success: not 1, not "true", not a score.
+    """
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """How an episode is put into words. Texts may hold these placeholders, and no others are replaced:
+
+    `{task}`, `{observation}`, `{admissible_actions}`, `{history}`, `{num_turns}` (turns already taken), `{turn}` (the
+    number of the coming turn, from 1).
+
+    Args:
+        first (`str`):
+            The user message of the first turn, and the opening message of a conversation.
+        later (`str`):
+            Window contexts: the user message of every later turn. Unlike `first` it shows `{history}`.
+        reply (`str`):
+            Conversation contexts: the user message that answers an action.
+        history_item (`str`):
+            One past turn inside `{history}`; its placeholders are `{turn}`, `{observation}`, `{action}` and
+            `{next_observation}`.
+        admissible_item (`str`):
+            One admissible action; its placeholder is `{action}`.
+        admissible_separator (`str`):
+            Between two admissible actions.
+        no_action (`str`):
+            What the history shows for a turn whose reply held no action.
+        system (`str`, *optional*):
+            System message. None sends none, and the chat template may then insert its own.
+    """
+
+    first: str
+    later: str
+    reply: str = "{observation}"
+    history_item: str = "{observation}\n> {action}"
+    admissible_item: str = "{action}"
+    admissible_separator: str = ", "
+    no_action: str = "(no action)"
+    system: str | None = None
+
+
+_ACTION_FORMAT = "Answer with exactly one action between <action> and </action>."
+
+DEFAULT_PROMPT = PromptTemplate(
+    first="{task}\n\n{observation}\n\nYou can: {admissible_actions}\n\n" + _ACTION_FORMAT,
+    later="{task}\n\nYou have taken {num_turns} turns. The latest:\n{history}\n\nNow: {observation}\n\n"
+    "You can: {admissible_actions}\n\n" + _ACTION_FORMAT,
+    reply="{observation}\n\nYou can: {admissible_actions}",
+)
+
+
+class TextEnvironment:
+    """Base class with the defaults of the optional attributes."""
+
+    prompt: PromptTemplate = DEFAULT_PROMPT
+    """How the world is put into words."""
+    action_tags: tuple[str, ...] = ("action",)
+    """Names of the tags whose first complete block is executed, lower case."""
+    history_length: int = 2
+    """Window contexts: how many past turns the prompt shows."""
+    max_turns: int = 30
+    """Turns after which an episode is cut, unless `TASPOConfig.max_turns` says otherwise."""
+    worker: ClassVar[Literal["thread", "process"]] = "thread"
+    """Where instances run by default: "process" for engines that are not thread-safe."""
+
+    def reset(self, *, seed: int, **row: Any) -> ResetResult:
+        raise NotImplementedError
+
+    def step(self, action: str) -> StepResult:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what the instance holds. May be called twice."""
+
+    @classmethod
+    def dataset(cls, split: str = "train", **kwargs: Any):
+        """A `datasets.Dataset` with one row for each task of `split`; the columns are what `reset` takes."""
+        raise NotImplementedError(
+            f"`{cls.__name__}` makes no dataset. Pass a `datasets.Dataset` whose columns `reset` takes."
+        )
+
+    def action_of(self, block: ActionBlock) -> str:
+        """The string that `step` gets for the executed block: its inner text without outer white space.
+
+        Environments with several tags override this so that `step` can tell them apart.
+        """
+        return block.content.strip()
+
+    def reply_fault(self, reply_text: str, block: ActionBlock | None) -> str:
+        """A reason why a reply counts as invalid although its block is executed; empty when it is well formed.
+
+        By default: no block at all, or a block that holds another opening tag.
+        """
+        if block is None:
+            return "no_action_block"
+        return "nested_tag" if block.is_nested else ""
+
+    def generic_skill(self, family: str) -> str:
+        """Advice for a task family, for the comparison construction `generic_skill`. Empty = none."""
+        return ""
+
+
+def attribute(environment: Any, name: str) -> Any:
+    """`environment.<name>`, or the default of [`TextEnvironment`] for a class that is not derived from it."""
+    try:
+        return getattr(environment, name)
+    except AttributeError:
+        default = getattr(TextEnvironment, name)
+        return default.__get__(environment, type(environment)) if callable(default) else default
+
+
+def check_environment(environment: Any) -> None:
+    """Raise [`~taspo_trl.errors.EnvironmentContractError`] when `environment` lacks a method of the protocol."""
+    missing = [name for name in ("reset", "step", "close") if not callable(getattr(environment, name, None))]
+    if missing:
+        raise EnvironmentContractError(
+            f"`{type(environment).__name__}` has no method {', '.join(f'`{name}`' for name in missing)}. An environment "
+            "needs `reset(*, seed, **row) -> ResetResult`, `step(action) -> StepResult` and `close()`."
+        )
+
+
+def check_result(result: Any, expected: type, method: str, environment: Any) -> None:
+    """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless `result` is an `expected` record with sane fields."""
+    if not isinstance(result, expected):
+        raise EnvironmentContractError(
+            f"`{type(environment).__name__}.{method}` returned a {type(result).__name__}, it must return a "
+            f"`taspo_trl.environments.{expected.__name__}`."
+        )
+    if not isinstance(result.observation, str):
+        raise EnvironmentContractError(
+            f"`{type(environment).__name__}.{method}` gave an observation of type {type(result.observation).__name__}, "
+            "it must be a string."
+        )

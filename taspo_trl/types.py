@@ -1,0 +1,248 @@
+"""Frozen records that travel between the stages: turns, trajectories, groups, evidence, guidance, credit.
+
+Pure data: no tensors, no model, no I/O. Token ids are plain tuples of integers, exactly as they were sampled or shown.
+Shapes are given with T for the turns of a trajectory and |R| for the reply tokens of a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. The value is the metric's name: `stop/<value>`."""
+
+    SOLVED = "solved"
+    """The environment terminated and gave its verdict `info["success"] is True`."""
+    FAILED = "failed"
+    """The environment terminated without that verdict."""
+    ENV_TRUNCATED = "env_truncated"
+    """The environment cut the episode at a limit of its own."""
+    MAX_TURNS = "max_turns"
+    """`max_turns` requests were answered and the environment still went on."""
+    MAX_EPISODE_TOKENS = "max_episode_tokens"
+    """`max_episode_tokens` reply tokens were sampled."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The next prompt does not fit `max_prompt_length` or the model's window, even after the documented cuts."""
+
+    ENV_ERROR = "env_error"
+    """`reset` or `step` raised an exception."""
+    ENV_TIMEOUT = "env_timeout"
+    """`reset` or `step` gave no answer within `environment_timeout`."""
+    ENV_DIED = "env_died"
+    """The worker process that held the environment ended."""
+    GENERATION_ERROR = "generation_error"
+    """The generation engine failed for this request."""
+    SERVICE_ERROR = "service_error"
+    """A service behind the environment failed (`errors.ServiceError`), for example a retriever."""
+    REWARD_ERROR = "reward_error"
+    """The reward is missing or not a number."""
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the end says nothing about the policy: such a trajectory leaves its group's statistics and B."""
+        return self in _INFRASTRUCTURE
+
+
+_INFRASTRUCTURE = frozenset(
+    {
+        StopReason.ENV_ERROR,
+        StopReason.ENV_TIMEOUT,
+        StopReason.ENV_DIED,
+        StopReason.GENERATION_ERROR,
+        StopReason.SERVICE_ERROR,
+        StopReason.REWARD_ERROR,
+    }
+)
+
+
+class FinishReason(StrEnum):
+    """Why the sampling of one reply stopped."""
+
+    STOP = "stop"
+    """The model ended its reply with an end token."""
+    LENGTH = "length"
+    """The reply reached its token limit (`max_completion_length`, or what the episode or the window left)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answered request: what the policy saw, what it sampled, what the environment made of it."""
+
+    prompt_ids: tuple[int, ...]
+    """h_it: the context as it was sent to the engine."""
+    reply_ids: tuple[int, ...]
+    """y_it: the sampled ids, the end token included. May be empty."""
+    reply_text: str
+    """The reply decoded without special tokens; what the action was parsed from."""
+    action: str
+    """What the environment executed; empty when the reply held no action block."""
+    action_mask: tuple[bool, ...]
+    """M_it over `reply_ids`: True = token of the executed action. All False when it could not be located."""
+    observation: str
+    """The observation before the action."""
+    next_observation: str
+    """The environment's answer to the action; empty when it gave none."""
+    valid: bool
+    """Whether the environment accepted the action (`info["valid"]`) and the reply was well formed."""
+    reward: float = 0.0
+    splice_index: int | None = None
+    """Where guidance may be inserted into `prompt_ids`; None when the template hides the place."""
+    finish_reason: FinishReason = FinishReason.STOP
+    sampling_logps: tuple[float | None, ...] | None = None
+    """Log-probabilities reported by the engine, over `reply_ids`; None for an engine that reports none."""
+    prompt_cuts: int = 0
+    """History items dropped plus observation cuts that this prompt needed to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished episode."""
+
+    uid: str
+    task: Mapping[str, Any]
+    """The dataset row, None values dropped."""
+    task_text: str
+    family: str
+    generation_idx: int
+    """Index within the group, 0-based."""
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    success: bool
+    """The environment's verdict: `info["success"] is True`, nothing else counts."""
+    environment_reward: float
+    """Sum of the environment's own rewards over the episode."""
+    reward: float = 0.0
+    """The training reward r_i: success (or the environment's reward) plus the weighted reward functions."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """The parts of `reward` by source, unweighted; None = the function did not apply."""
+    error: str = ""
+    """What went wrong, for infrastructure ends."""
+    seconds: float = 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it counts in its group's statistics and in B."""
+        return not self.stop_reason.is_infrastructure and len(self.turns) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """The `num_generations` trajectories of one task."""
+
+    group_id: str
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def task_text(self) -> str:
+        return next((t.task_text for t in self.trajectories if t.task_text), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an evidence item comes from: an accepted action of a verified success, quoted exactly."""
+
+    traj_uid: str
+    step: int
+    """0-based turn index."""
+    pre_quote: str
+    action_quote: str
+    post_quote: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One item of E_x."""
+
+    evidence_id: str
+    kind: str
+    statement: str
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """A quote from the target's own record that makes a statement applicable."""
+
+    step: int
+    field: str
+    """task, pre, action or post."""
+    quote: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One accepted line of guidance."""
+
+    text: str
+    evidence_ids: tuple[str, ...]
+    support: tuple[Support, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Something the analyzer said that was not believed, and why."""
+
+    stage: str
+    """extraction, alignment or composition."""
+    reason: str
+    item: str = ""
+    """The rejected item as text, cut to a readable length. Untrusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """P_i with its pedigree, for one target trajectory."""
+
+    traj_uid: str
+    construction: str
+    """aligned, random_success, nearest_success, generic_skill or none."""
+    block_ids: tuple[int, ...] = ()
+    """The composed block as token ids; empty = no guidance."""
+    text: str = ""
+    """The composed block as text, decoded from `block_ids`."""
+    statements: tuple[Statement, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    """E_{x,-i}: what this target was allowed to draw on."""
+    rejections: tuple[Rejection, ...] = ()
+    abstain_reason: str = ""
+    """Why there is no guidance, when there is none."""
+
+    def __bool__(self) -> bool:
+        return len(self.block_ids) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnScore:
+    """The paired log-probabilities of one turn's action tokens, or the reason why there are none."""
+
+    plain_logps: tuple[float, ...] = ()
+    guided_logps: tuple[float, ...] = ()
+    unscorable: str = ""
+    """Empty = scored; else for example empty_mask, no_splice_index, over_window, non_finite."""
+
+    @property
+    def shifts(self) -> tuple[float, ...]:
+        """Delta_itk (E3) over the turn's action tokens."""
+        return tuple(g - p for g, p in zip(self.guided_logps, self.plain_logps, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How one trajectory's outcome advantage is dealt to its turns."""
+
+    traj_uid: str
+    advantage: float
+    """A_i."""
+    weights: tuple[float, ...]
+    """w_it, one value for each turn; with token-level allocation the mean weight of the turn's tokens."""
+    supports: tuple[float | None, ...] = ()
+    """d_it, None for an unscorable turn."""
+    scores: tuple[TurnScore, ...] = ()
+    fallback: str = ""
+    """Why all weights are exactly 1.0; empty when they are not."""
+    token_weights: tuple[tuple[float, ...], ...] | None = None
+    """Token-level allocation only: one weight for each reply token of each turn."""
