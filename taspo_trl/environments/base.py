@@ -17,8 +17,8 @@ class Counter(TextEnvironment):
     def close(self): ...
 ```
 
-`reset` gets the dataset row's columns as keywords (columns that are None are left out) and a `seed` that is the same for
-all members of a group. `__init__` must be cheap: one instance is made in the main process to read the class's prompt.
+`reset` gets the dataset row's columns as keywords (columns that are None are left out) and a `seed` that is the same
+for all members of a group. `__init__` must be cheap: one instance is made in the main process to read its prompt.
 Subclassing [`TextEnvironment`] is optional: any object with these methods works, missing attributes take its defaults.
 """
 
@@ -176,13 +176,13 @@ def check_environment(environment: Any) -> None:
     missing = [name for name in ("reset", "step", "close") if not callable(getattr(environment, name, None))]
     if missing:
         raise EnvironmentContractError(
-            f"`{type(environment).__name__}` has no method {', '.join(f'`{name}`' for name in missing)}. An environment "
-            "needs `reset(*, seed, **row) -> ResetResult`, `step(action) -> StepResult` and `close()`."
+            f"`{type(environment).__name__}` has no method {', '.join(f'`{name}`' for name in missing)}. An "
+            "environment needs `reset(*, seed, **row) -> ResetResult`, `step(action) -> StepResult` and `close()`."
         )
 
 
 def check_result(result: Any, expected: type, method: str, environment: Any) -> None:
-    """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless `result` is an `expected` record with sane fields."""
+    """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless `result` is a sane `expected` record."""
     if not isinstance(result, expected):
         raise EnvironmentContractError(
             f"`{type(environment).__name__}.{method}` returned a {type(result).__name__}, it must return a "
@@ -190,6 +190,6 @@ def check_result(result: Any, expected: type, method: str, environment: Any) -> 
         )
     if not isinstance(result.observation, str):
         raise EnvironmentContractError(
-            f"`{type(environment).__name__}.{method}` gave an observation of type {type(result.observation).__name__}, "
-            "it must be a string."
+            f"`{type(environment).__name__}.{method}` gave an observation of type "
+            f"{type(result.observation).__name__}, it must be a string."
         )
