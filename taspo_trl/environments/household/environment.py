@@ -141,12 +141,12 @@ class HouseholdEnvironment(TextEnvironment):
             families (`Iterable[str]`, *optional*):
                 Task families to keep; all by default.
         """
-        from datasets import Dataset
-
         check_preset(preset)
         check_split(split)
-        kept = _check_families(families)
-        indices = _indices(split, preset, size, kept)
+        indices = _indices(split, preset, size, _check_families(families))
+
+        from datasets import Dataset
+
         return Dataset.from_dict(
             {
                 "task_id": [task_id(preset, split, index) for index in indices],
