@@ -93,8 +93,8 @@ def build_postings(documents: Iterable[Sequence[str]], ids: Sequence[str]) -> tu
 def _impacts(starts: np.ndarray, documents: np.ndarray, frequencies: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Each posting's contribution, in the order of operations of Lucene 9 (single precision throughout)."""
     one = np.float32(1)
-    num_documents = int((lengths > 0).sum())
-    mean_length = np.float32(lengths.sum() / max(num_documents, 1))
+    num_documents = int((lengths > 0).sum())  # Lucene counts only documents that have the field
+    mean_length = np.float32(lengths.sum() / num_documents) if num_documents else one
     inverse_norms = one / (K1 * ((one - B) + B * round_lengths(lengths).astype(np.float32) / mean_length))  # (N,)
     in_documents = np.diff(starts)
     idf = np.log1p((num_documents - in_documents + 0.5) / (in_documents + 0.5)).astype(np.float32)  # (V,)

@@ -11,6 +11,8 @@ from ...errors import ConfigurationError
 
 _CHUNK = 1 << 20
 _SPACE = " \t\r\n"
+_ENDS = frozenset(",:]}" + _SPACE)
+"""What may follow a value."""
 _DECODER = json.JSONDecoder()  # like `json.load` it also takes NaN, which scraped catalogues hold
 
 
@@ -83,8 +85,8 @@ class _Reader:
                 if not self._fill():
                     raise self._damage(str(error)) from error
                 continue
-            # A number at the edge of the window may go on behind it.
-            if end < len(self._text) or not self._fill():
+            # A number that runs into the edge of the window may go on behind it.
+            if self._text[end : end + 1] in _ENDS or not self._fill():
                 self._start = end
                 return value
 
