@@ -41,6 +41,7 @@ class _Route:
     def __init__(self, world: World) -> None:
         self.actions: list[Action] = []
         self.position = world.position
+        self._carried = world.carried
         self._closed = set(world.closed)
 
     def go(self, place: str) -> None:
@@ -55,13 +56,21 @@ class _Route:
             self.actions.append(Action("open", place=place))
             self._closed.discard(place)
 
-    def take(self, thing: str, place: str) -> None:
+    def fetch(self, thing: str, place: str) -> None:
+        """Have `thing`, which lies in `place`, in hand; what else is in hand stays there in exchange."""
+        if thing == self._carried:
+            return
         self.reach(place)
+        if self._carried:
+            self.actions.append(Action("move", self._carried, place))
         self.actions.append(Action("take", thing, place))
+        self._carried = thing
 
-    def move(self, thing: str, place: str) -> None:
+    def deliver(self, place: str) -> None:
+        """Leave what is in hand in `place`."""
         self.reach(place)
-        self.actions.append(Action("move", thing, place))
+        self.actions.append(Action("move", self._carried, place))
+        self._carried = ""
 
     def use(self, verb: str, thing: str, place: str) -> None:
         """A tool works with its door open or closed."""
@@ -78,7 +87,7 @@ def _look_routes(world: World) -> Iterator[_Route]:
     for thing in _targets(world):
         for lamp, place in world.lamps.items():
             route = _Route(world)
-            _fetch(route, thing, world)
+            route.fetch(thing, _whereabouts(thing, world))
             route.go(place)
             if lamp not in world.lit:
                 route.actions.append(Action("turn on", lamp))
@@ -100,10 +109,10 @@ def _delivery_routes(world: World, careless: bool) -> Iterator[_Route]:
                 continue
             route = _Route(world)
             for thing in things:
-                _fetch(route, thing, world)
+                route.fetch(thing, _whereabouts(thing, world))
                 if condition and condition not in world.conditions_of(thing):
-                    _make(route, thing, goal.family, place, world)
-                route.move(thing, place)
+                    _make(route, thing, goal.family, world)
+                route.deliver(place)
             yield route
 
 
@@ -114,17 +123,12 @@ def _targets(world: World) -> list[str]:
     return [thing for thing in things if kind_of(thing) == world.goal.kind]
 
 
-def _fetch(route: _Route, thing: str, world: World) -> None:
-    """Have `thing` in hand; something else that is in hand at the start is put down first."""
-    if thing == world.carried:
-        return
-    if world.carried and not route.actions:
-        route.move(world.carried, world.position)
-    route.take(thing, next(place for place, things in world.contents.items() if thing in things))
+def _whereabouts(thing: str, world: World) -> str:
+    """The receptacle that holds `thing`; empty when it is in hand."""
+    return next((place for place, things in world.contents.items() if thing in things), "")
 
 
-def _make(route: _Route, thing: str, family: str, destination: str, world: World) -> None:
-    """Clean, heat or cool `thing`, without a detour where the destination or the present place is a tool for it."""
+def _make(route: _Route, thing: str, family: str, world: World) -> None:
+    """Clean, heat or cool `thing`, where the player stands if there is a tool for it."""
     tools = [place for place in world.places if kind_of(place) == TOOLS[family]]
-    nearest = next((place for place in (destination, route.position) if place in tools), tools[0])
-    route.use(family, thing, nearest)
+    route.use(family, thing, route.position if route.position in tools else tools[0])
