@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import json
+import os
 import random
 import weakref
 from collections import Counter
@@ -243,11 +244,24 @@ class _Connections:
 _all_connections: weakref.WeakSet[_Connections] = weakref.WeakSet()
 
 
+_inherited: list[_Connections] = []
+
+
 @atexit.register
 def _close_all() -> None:
     # Registered after the loop's own end, hence run before it.
     for connections in list(_all_connections):
         connections.close()
+
+
+def _keep_inherited() -> None:
+    # In a forked child. Freed there, these connections would take themselves off the poll list that the child shares
+    # with its parent, and the parent would not hear of its answers any more.
+    _inherited.extend(_all_connections)
+    _all_connections.clear()
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 async def _read_body(response: Any) -> str:
