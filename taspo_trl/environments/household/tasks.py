@@ -123,8 +123,10 @@ def make_task(preset: str, split: str, index: int) -> Task:
     visit, cell_idx = divmod(turn // len(rooms), len(cells))
     layout, kind, receptacle = cells[cell_idx]
     goal = Goal(family, kind, receptacle, CONDITIONS.get(family, ""), 2 if family == "two" else 1)
-    others = _other_things(settings, split, room, cells[cell_idx], goal, visit)
     rng = stream("household", preset, split, index)
+    # Sets of different sizes differ anyway, so the size is free to be drawn.
+    size = draw_between(rng, *settings.things) - goal.count
+    others = _other_things(settings, room, cells[cell_idx], family, size, _slot(split, visit))
     contents = _place_things(rng, settings, layout, goal, others)
     return Task(
         preset=preset,
@@ -227,14 +229,10 @@ def _slot(split: str, visit: int) -> int:
     return visit * _SEEN_EVERY if split == "valid_seen" else visit
 
 
-def _other_things(preset: Preset, split: str, room: Room, cell: _Cell, goal: Goal, visit: int) -> tuple[str, ...]:
+def _other_things(preset: Preset, room: Room, cell: _Cell, family: str, size: int, slot: int) -> tuple[str, ...]:
     """The kinds of the things that the goal does not ask for: another set for every slot of the cell."""
-    slot = _slot(split, visit)
-    rng = stream("household", "others", preset.name, goal.family, *cell.layout, cell.kind, cell.receptacle)
+    rng = stream("household", "others", preset.name, family, *cell.layout, cell.kind, cell.receptacle)
     kinds = shuffled(rng, [kind for kind in room.things if kind != cell.kind])
-    # Sets of another size differ anyway, so the size may depend on the slot.
-    size_rng = stream("household", "sizes", preset.name, split, goal.family, room.name, slot)
-    size = draw_between(size_rng, *preset.things) - goal.count
     return combination(scattered(rng, slot, comb(len(kinds), size)), kinds, size)
 
 
