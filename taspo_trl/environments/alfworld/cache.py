@@ -95,7 +95,7 @@ def _read(path: Path, check: Callable[[bytes], Any]) -> bytes | None:
     try:
         entry = path.read_bytes()
         check(entry)
-    except FileNotFoundError:
+    except OSError:  # not there, or not to be read: then writing it will say so
         return None
     except ValueError as error:
         logger.warning(f"The cache entry {path} is damaged ({error}); it is made again.")
