@@ -70,7 +70,7 @@ class BM25Retriever:
 
         def fill(draft: Path) -> None:
             write_corpus(passages, draft / PASSAGES)
-            index.save(draft / _BM25_FOLDER, show_progress=False)
+            index.save(draft / _BM25_FOLDER)
 
         write_folder(Path(folder), KIND, {"k1": K1, "b": B, "num_titles": NUM_TITLES}, fill)
         return cls.load(folder)
@@ -83,7 +83,7 @@ class BM25Retriever:
         manifest = read_manifest(folder)
         if manifest["kind"] != KIND:
             raise ConfigurationError(f"{folder} is an index of kind {manifest['kind']!r}, not {KIND!r}.")
-        index = bm25s.BM25.load(folder / _BM25_FOLDER, mmap=True, show_progress=False)
+        index = bm25s.BM25.load(folder / _BM25_FOLDER, mmap=True)
         return cls(index, open_passages(folder), folder)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
