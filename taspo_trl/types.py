@@ -107,12 +107,16 @@ class Trajectory:
     """The dataset row, None values dropped."""
     task_text: str
     family: str
+    environment: str | None
+    """Name of its environment when several are trained on, else None."""
     generation_idx: int
     """Index within the group, 0-based."""
     turns: tuple[Turn, ...]
     stop_reason: StopReason
     success: bool
     """The environment's verdict: `info["success"] is True`, nothing else counts."""
+    opening: tuple[Mapping[str, str], ...]
+    """The messages of the first prompt."""
     environment_reward: float
     """Sum of the environment's own rewards over the episode."""
     reward: float = 0.0
@@ -191,6 +195,16 @@ class Rejection:
     reason: str
     item: str = ""
     """The rejected item as text, cut to a readable length. Untrusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What a group's guidance is made from: E_x, or why there is none."""
+
+    evidence: tuple[Evidence, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    fault: str = ""
+    """Why there is no evidence; empty when there is, or when the construction needs none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,248 @@
+"""What the guided branch is shown: the method's aligned guidance and its comparison constructions, one interface.
+
+`prepare` runs once for a group, `build` once for each target; both may take long (they may call an LLM) and run in
+worker threads. None of them ever shows a trajectory its own transcript.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..types import Evidence, Extraction, Guidance, Rejection, Trajectory, TrajectoryGroup
+from .base import Analyzer, AnalyzerReply, AnalyzerRequest
+from .compose import Composer
+from .parsing import parse_object
+from .prompts import ALIGNMENT, EXTRACTION
+from .quotes import collapse
+from .traces import alignment_payload, extraction_payload
+from .validation import supported_by_others, validate_alignment, validate_evidence
+
+
+CONSTRUCTIONS = ("aligned", "random_success", "nearest_success", "generic_skill", "none")
+
+
+class Construction(Protocol):
+    """A way to make P_i."""
+
+    name: str
+    needs_success: bool
+    """Whether a target needs a verified success other than itself."""
+
+    def prepare(self, group: TrajectoryGroup) -> Extraction:
+        """What all targets of the group share."""
+
+    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+        """The guidance of one target; without any, `abstain_reason` says why."""
+
+
+class AlignedConstruction:
+    """Evidence from verified successful siblings, aligned with the target by the analyzer (E2).
+
+    Args:
+        analyzer (`Analyzer`):
+            Whoever answers.
+        composer (`Composer`):
+            Makes the block.
+        max_evidence_items (`int`, *optional*, defaults to `12`):
+            Items kept of the extraction.
+        max_guidance_items (`int`, *optional*, defaults to `8`):
+            G: candidates looked at in the alignment.
+        max_chars (`int`, *optional*, defaults to `12000`):
+            C, the character budget of a request.
+        on_reply (`Callable`, *optional*):
+            Called with each (request, reply), from worker threads.
+    """
+
+    name = "aligned"
+    needs_success = True
+
+    def __init__(
+        self,
+        analyzer: Analyzer,
+        composer: Composer,
+        *,
+        max_evidence_items: int = 12,
+        max_guidance_items: int = 8,
+        max_chars: int = 12000,
+        on_reply: Callable[[AnalyzerRequest, AnalyzerReply], None] | None = None,
+    ):
+        self._analyzer = analyzer
+        self._composer = composer
+        self._max_evidence_items = max_evidence_items
+        self._max_guidance_items = max_guidance_items
+        self._max_chars = max_chars
+        self._on_reply = on_reply or (lambda request, reply: None)
+
+    def prepare(self, group: TrajectoryGroup) -> Extraction:
+        successes = verified_successes(group)
+        payload = extraction_payload(group.task_text, successes, self._max_chars)
+        answer, fault = self._ask(AnalyzerRequest("extraction", EXTRACTION, payload))
+        if answer is None:
+            return Extraction(rejections=(Rejection("extraction", fault),), fault=fault)
+        evidence, rejections = validate_evidence(answer, successes, self._max_evidence_items)
+        return Extraction(tuple(evidence), tuple(rejections), "" if evidence else "no_evidence")
+
+    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+        allowed = supported_by_others(extraction.evidence, target.uid)
+        if not allowed:
+            return self._none(target, allowed, extraction.fault or "no_evidence_from_others")
+        payload = alignment_payload(target, allowed, self._max_chars)
+        answer, fault = self._ask(AnalyzerRequest("alignment", ALIGNMENT, payload))
+        if answer is None:
+            return self._none(target, allowed, fault, [Rejection("alignment", fault)])
+        statements, rejected, abstained = validate_alignment(answer, target, allowed, self._max_guidance_items)
+        block, kept, dropped = self._composer.compose(statements)
+        rejections = [*rejected, *dropped]
+        if not block:
+            reason = "all_rejected" if rejections else "abstained"
+            return self._none(target, allowed, f"{reason}: {abstained}" if abstained else reason, rejections)
+        return Guidance(
+            traj_uid=target.uid,
+            construction=self.name,
+            block_ids=block,
+            text=self._composer.text(block),
+            statements=tuple(kept),
+            evidence=tuple(allowed),
+            rejections=tuple(rejections),
+        )
+
+    def _ask(self, request: AnalyzerRequest) -> tuple[dict[str, Any] | None, str]:
+        reply = self._analyzer.complete(request)
+        self._on_reply(request, reply)
+        if reply.error:
+            return None, reply.error
+        answer, fault = parse_object(reply.text)
+        if answer is None and reply.finish_reason == "length":
+            return None, "truncated"
+        return answer, fault
+
+    def _none(
+        self, target: Trajectory, allowed: Sequence[Evidence], reason: str, rejections: Sequence[Rejection] = ()
+    ) -> Guidance:
+        return Guidance(
+            target.uid, self.name, evidence=tuple(allowed), rejections=tuple(rejections), abstain_reason=reason
+        )
+
+
+class _TranscriptConstruction:
+    """A successful sibling's actions and observations as they are, cut to the block's budget."""
+
+    name: str
+    needs_success = True
+
+    def __init__(self, composer: Composer):
+        self._composer = composer
+
+    def prepare(self, group: TrajectoryGroup) -> Extraction:
+        return Extraction()
+
+    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+        siblings = [success for success in verified_successes(group) if success.uid != target.uid]
+        if not siblings:
+            return Guidance(target.uid, self.name, abstain_reason="no_other_success")
+        text = self._composer.neutralized(_transcript(self._choose(siblings, target)))
+        block = self._composer.block(text)
+        return Guidance(target.uid, self.name, block_ids=block, text=self._composer.text(block))
+
+    def _choose(self, siblings: list[Trajectory], target: Trajectory) -> Trajectory:
+        raise NotImplementedError
+
+
+class RandomSuccess(_TranscriptConstruction):
+    """The transcript of a random successful sibling, the same one at each run."""
+
+    name = "random_success"
+
+    def _choose(self, siblings: list[Trajectory], target: Trajectory) -> Trajectory:
+        return random.Random(target.uid).choice(siblings)
+
+
+class NearestSuccess(_TranscriptConstruction):
+    """The transcript of the successful sibling whose actions are most similar; ties go to the lowest index."""
+
+    name = "nearest_success"
+
+    def _choose(self, siblings: list[Trajectory], target: Trajectory) -> Trajectory:
+        actions = [turn.action for turn in target.turns]
+
+        def distance(sibling: Trajectory) -> tuple[float, int]:
+            theirs = [turn.action for turn in sibling.turns]
+            return -difflib.SequenceMatcher(None, actions, theirs, autojunk=False).ratio(), sibling.generation_idx
+
+        return min(siblings, key=distance)
+
+
+class GenericSkill:
+    """A fixed text for the environment or the task family; needs no success.
+
+    Args:
+        composer (`Composer`):
+            Makes the block.
+        skill_of (`Callable`):
+            Task family -> text; empty = none. Usually the environment's `generic_skill`.
+    """
+
+    name = "generic_skill"
+    needs_success = False
+
+    def __init__(self, composer: Composer, skill_of: Callable[[Trajectory], str]):
+        self._composer = composer
+        self._skill_of = skill_of
+
+    def prepare(self, group: TrajectoryGroup) -> Extraction:
+        return Extraction()
+
+    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+        text = self._composer.neutralized(self._skill_of(target))
+        block = self._composer.block(text)
+        if not block:
+            return Guidance(target.uid, self.name, abstain_reason="no_skill_for_family")
+        return Guidance(target.uid, self.name, block_ids=block, text=self._composer.text(block))
+
+
+def make_construction(
+    name: str,
+    composer: Composer,
+    *,
+    analyzer: Analyzer,
+    skill_of: Callable[[Trajectory], str],
+    max_evidence_items: int = 12,
+    max_guidance_items: int = 8,
+    max_chars: int = 12000,
+    on_reply: Callable[[AnalyzerRequest, AnalyzerReply], None] | None = None,
+) -> Construction | None:
+    """The construction called `name`, one of `CONSTRUCTIONS`; None for `"none"`."""
+    if name == "none":
+        return None
+    if name == "random_success":
+        return RandomSuccess(composer)
+    if name == "nearest_success":
+        return NearestSuccess(composer)
+    if name == "generic_skill":
+        return GenericSkill(composer, skill_of)
+    if name == "aligned":
+        return AlignedConstruction(
+            analyzer,
+            composer,
+            max_evidence_items=max_evidence_items,
+            max_guidance_items=max_guidance_items,
+            max_chars=max_chars,
+            on_reply=on_reply,
+        )
+    raise ValueError(f"`name` must be one of {', '.join(map(repr, CONSTRUCTIONS))}, got {name!r}.")
+
+
+def verified_successes(group: TrajectoryGroup) -> list[Trajectory]:
+    """The members that may be sources: usable and solved by the environment's own verdict."""
+    return [member for member in group.trajectories if member.is_usable and member.success]
+
+
+def _transcript(trajectory: Trajectory) -> str:
+    lines = [f"Task: {collapse(trajectory.task_text)}"]
+    for turn in trajectory.turns:
+        lines.append(f"> {collapse(turn.action)}")
+        lines.append(collapse(turn.next_observation))
+    return "\n".join(line for line in lines if line)

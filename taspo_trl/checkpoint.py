@@ -1,0 +1,62 @@
+"""What TRL's checkpoints lack: the rows of a partly used rollout batch, and where in it the run stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .batches import LossRow, from_state, to_state
+
+
+Buffer = list[list[list[LossRow]]]
+"""For each micro-step of a rollout batch its micro-batches of rows."""
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The position of a run inside its rollout batches."""
+
+    step: int
+    """Micro-steps taken so far (TRL's `_step`)."""
+    buffer: Buffer | None
+    """This process's rows of a partly used rollout batch; None between batches."""
+    layout: Mapping[str, int]
+    """The settings that the buffer was made for; a run with others cannot use it."""
+
+
+def state_path(folder: str | Path, process_index: int) -> Path:
+    """Where the state of a process lies in a checkpoint folder."""
+    return Path(folder) / f"taspo_state_{process_index}.pt"
+
+
+def save_state(folder: str | Path, process_index: int, state: TrainingState) -> None:
+    """Write the state into a checkpoint folder. Numbers and strings only, so that it loads without running code."""
+    buffer = None
+    if state.buffer is not None:
+        buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {"version": _VERSION, "step": state.step, "layout": dict(state.layout), "buffer": buffer},
+        state_path(folder, process_index),
+    )
+
+
+def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
+    """Read what [`save_state`] wrote; None when the checkpoint has no such file."""
+    path = state_path(folder, process_index)
+    if not path.exists():
+        return None
+    data: dict[str, Any] = torch.load(path, weights_only=True)
+    return TrainingState(data["step"], _buffer(data["buffer"]), data["layout"])
+
+
+def _buffer(data: Sequence | None) -> Buffer | None:
+    if data is None:
+        return None
+    return [[[from_state(row) for row in batch] for batch in micro] for micro in data]

@@ -1,0 +1,78 @@
+"""What a trainer refuses before it starts: arguments, data and models that cannot work, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .config import TASPOConfig
+from .errors import ConfigurationError
+
+
+def check_arguments(
+    args: Any,
+    reward_functions: Sequence[Any],
+    train_dataset: Any,
+    environment_factory: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None,
+) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for trainer arguments that cannot work together."""
+    if not isinstance(args, TASPOConfig):
+        raise ConfigurationError(f"`args` must be a TASPOConfig, got {type(args).__name__}.")
+    if environment_factory is None:
+        raise ConfigurationError(
+            "`environment_factory` is missing: pass the environment class, or a callable that makes an instance, for "
+            "example `environment_factory=HouseholdEnvironment`."
+        )
+    if isinstance(environment_factory, Mapping) and not environment_factory:
+        raise ConfigurationError("`environment_factory` is an empty dictionary; it must name an environment.")
+    for function in reward_functions:
+        if not callable(function) or hasattr(function, "parameters"):
+            raise ConfigurationError(
+                f"`reward_funcs` holds a {type(function).__name__}; it takes functions. Wrap a reward model in a "
+                "function that returns one number for each trajectory."
+            )
+    _check_dataset(args, train_dataset, environment_factory)
+
+
+def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: Any) -> None:
+    if train_dataset is None:
+        raise ConfigurationError(
+            "`train_dataset` is missing: one row for each task, for example `HouseholdEnvironment.dataset('train')`."
+        )
+    columns = getattr(train_dataset, "column_names", None) or []
+    if "seed" in columns:
+        raise ConfigurationError(
+            "The dataset has a column `seed`, but `reset` gets its seed from the trainer: the same for all members of "
+            "a group. Rename the column."
+        )
+    if isinstance(environment_factory, Mapping) and columns and "environment" not in columns:
+        raise ConfigurationError(
+            "With a dictionary of environments each row needs an `environment` column that names one of "
+            f"{', '.join(map(repr, environment_factory))}."
+        )
+    num_tasks = args.generation_batch_size // args.num_generations
+    if hasattr(train_dataset, "__len__") and len(train_dataset) < num_tasks:
+        raise ConfigurationError(
+            f"The dataset has {len(train_dataset)} tasks, but one rollout batch draws {num_tasks} "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}), and "
+            "an incomplete batch is never drawn. Use more tasks or a smaller batch."
+        )
+
+
+def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for models that this trainer would train wrongly."""
+    if is_vision_model:
+        raise ConfigurationError(
+            "The processing class belongs to a vision-language model; TASPOTrainer trains on text. Pass its tokenizer."
+        )
+    if has_router_loss:
+        raise ConfigurationError(
+            f"{type(model).__name__} is a mixture-of-experts model with a load-balancing loss, which is not part of "
+            "the objective. Set `router_aux_loss_coef=0.0`."
+        )
+    adapters = getattr(model, "peft_config", None) or {}
+    if any(getattr(one, "is_prompt_learning", False) for one in adapters.values()):
+        raise ConfigurationError(
+            "Prompt-learning adapters put virtual tokens before the context, which moves every position that is "
+            "scored. Use LoRA or full training."
+        )

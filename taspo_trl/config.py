@@ -1,0 +1,334 @@
+"""TASPOConfig: what TASPO adds to TRL's GRPOConfig, and the few TRL defaults it changes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trl import GRPOConfig
+
+from .analyzer.constructions import CONSTRUCTIONS
+from .errors import ConfigurationError
+from .options import check_options
+
+
+@dataclass
+class TASPOConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`TASPOTrainer`].
+
+    This class includes only the parameters that are specific to TASPO. For the others, see [`~trl.GRPOConfig`] and
+    [`~transformers.TrainingArguments`]; `taspo_trl.options` says which of them are honoured, have no effect, or are
+    refused. `max_completion_length` is the number of tokens of one reply, `generation_batch_size` the number of
+    episodes in a rollout batch (tasks x `num_generations`).
+
+    Parameters:
+        > Parameters that control the episodes
+
+        context (`str`, *optional*, defaults to `"window"`):
+            `"window"` prompts every turn afresh with the task, the last few turns and the current observation.
+            `"conversation"` lets one chat grow.
+        history_length (`int`, *optional*):
+            Past turns that a window prompt shows. If `None`, the environment's own number.
+        max_turns (`int`, *optional*):
+            Turns of an episode. If `None`, the environment's own number.
+        max_prompt_length (`int`, *optional*):
+            Tokens of one prompt. Over-long prompts lose their oldest history first, then the middle of the
+            observation; never the task or the instruction. If `None`, the model's window.
+        max_episode_tokens (`int`, *optional*):
+            Sampled tokens of an episode. If `None`, unlimited.
+        environment_timeout (`float`, *optional*, defaults to `60.0`):
+            Seconds that one `reset` or `step` may take before the episode is given up.
+        environment_backend (`str`, *optional*, defaults to `"auto"`):
+            `"thread"` or `"process"` for environment instances; `"auto"` takes what the environment asks for.
+        training_reward (`str`, *optional*, defaults to `"success"`):
+            The environment's share of the reward: `"success"` is 1 for a verified success and 0 otherwise,
+            `"environment"` the sum of the environment's own rewards.
+        invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
+            Subtracted from a trajectory's reward times its share of invalid turns.
+        generation_tokens (`int`, *optional*, defaults to `262144`):
+            Bound on rows x (prompt + new tokens) of one generation batch with transformers.
+
+        > Parameters that control the guidance
+
+        guidance (`str`, *optional*, defaults to `"aligned"`):
+            What the guided branch is shown: `"aligned"` (the method), one of the comparison constructions
+            `"random_success"`, `"nearest_success"`, `"generic_skill"`, or `"none"` (plain GRPO).
+        max_evidence_items (`int`, *optional*, defaults to `12`):
+            Evidence items kept for a group.
+        max_guidance_items (`int`, *optional*, defaults to `8`):
+            G: statements looked at for a trajectory.
+        max_guidance_tokens (`int`, *optional*, defaults to `256`):
+            B_PI: tokens of a guidance block, its wrapper included.
+        analyzer_context_chars (`int`, *optional*, defaults to `12000`):
+            C: characters of recorded text in one analyzer request.
+        analyzer_workers (`int`, *optional*, defaults to `4`):
+            Analyzer requests in flight.
+
+        > Parameters that control the credit
+
+        allocation (`str`, *optional*, defaults to `"action"`):
+            `"action"`: one weight for each turn. `"token"`: one for each action token (the ablation; the trajectory's
+            mean weight is then not preserved).
+        shift_clip (`float`, *optional*, defaults to `2.0`):
+            c: bound on a single token's likelihood shift.
+        shift_threshold (`float`, *optional*, defaults to `0.0`):
+            kappa: smaller shifts count as 0.
+        score_temperature (`float`, *optional*, defaults to `0.5`):
+            tau: temperature of the relative support.
+        weight_range (`float`, *optional*, defaults to `0.4`):
+            eps_w: weights lie in [1 - eps_w, 1 + eps_w].
+        weight_step_size (`float`, *optional*):
+            eta: step of the redistribution. If `None`, eps_w / 2.
+
+        > Parameters that control the update
+
+        micro_batch_tokens (`int`, *optional*, defaults to `16384`):
+            Bound on rows x longest row of one forward in scoring and update; this, not
+            `per_device_train_batch_size`, bounds their memory.
+
+        > Parameters that control the evaluation
+
+        eval_temperature (`float`, *optional*, defaults to `0.0`):
+            Sampling temperature in evaluation; 0 is greedy.
+        eval_top_p (`float`, *optional*, defaults to `1.0`):
+            Nucleus in evaluation.
+        eval_seed (`int`, *optional*, defaults to `0`):
+            Seed of tasks and sampling in evaluation, the same at every evaluation.
+
+        > Parameters that control the records
+
+        save_trajectories (`str`, *optional*, defaults to `"text"`):
+            What is written to `output_dir/_trajectories` for each rollout batch: `"text"` (everything but prompt ids),
+            `"full"` (prompt ids too, needed to score them again offline), or `"no"`.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.GRPOConfig`]:
+    > - `loss_type`: Defaults to `"grpo"` (the only value) instead of `"dapo"`.
+    > - `delta`: Defaults to `3.0` instead of `None`.
+    > - `use_bias_correction_kl`: Defaults to `False` instead of `True`.
+    > - `num_generations_eval`: Defaults to `1` instead of `None`.
+    """
+
+    # TRL defaults that the method changes
+    loss_type: str = field(
+        default="grpo",
+        metadata={
+            "help": "The loss. Only `grpo`: the clipped surrogate, averaged over turns, then trajectories (E8)."
+        },
+    )
+    delta: float | None = field(
+        default=3.0,
+        metadata={"help": "Upper bound of the ratio for negative advantages (the paper's dual clip, 3.0)."},
+    )
+    use_bias_correction_kl: bool = field(
+        default=False,
+        metadata={"help": "Whether to multiply the KL estimate by the ratio. The paper does not."},
+    )
+    num_generations_eval: int | None = field(
+        default=1,
+        metadata={"help": "Plays of each task in evaluation."},
+    )
+
+    # Parameters that control the episodes
+    context: str = field(
+        default="window",
+        metadata={
+            "help": "`window`: every turn is prompted afresh with the task, the last few turns and the current "
+            "observation (the paper's protocol). `conversation`: one chat grows.",
+            "choices": ["window", "conversation"],
+        },
+    )
+    history_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Past turns that a window prompt shows (paper: 2, Search-QA 4). If `None`, the environment's."
+        },
+    )
+    max_turns: int | None = field(
+        default=None,
+        metadata={
+            "help": "Turns of an episode (paper: ALFWorld 50, WebShop 15, Search-QA 4). If `None`, the environment's."
+        },
+    )
+    max_prompt_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens of one prompt (paper: 2048 for ALFWorld, else 4096). Over-long prompts lose their oldest "
+            "history first, then the middle of the observation. If `None`, the model's window."
+        },
+    )
+    max_episode_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Sampled tokens of an episode. If `None`, unlimited."},
+    )
+    environment_timeout: float = field(
+        default=60.0,
+        metadata={"help": "Seconds that one `reset` or `step` of an environment may take before its episode ends."},
+    )
+    environment_backend: str = field(
+        default="auto",
+        metadata={
+            "help": "Where environment instances run. `auto` takes what the environment asks for.",
+            "choices": ["auto", "thread", "process"],
+        },
+    )
+    training_reward: str = field(
+        default="success",
+        metadata={
+            "help": "The environment's share of the reward: `success` is 1 for a verified success, else 0 (paper); "
+            "`environment` is the sum of the environment's own rewards.",
+            "choices": ["success", "environment"],
+        },
+    )
+    invalid_action_penalty: float = field(
+        default=0.0,
+        metadata={"help": "Subtracted from a trajectory's reward times its share of invalid turns."},
+    )
+    generation_tokens: int = field(
+        default=262144,
+        metadata={"help": "Bound on rows x (prompt + new tokens) of one generation batch with transformers."},
+    )
+
+    # Parameters that control the guidance
+    guidance: str = field(
+        default="aligned",
+        metadata={
+            "help": "What the guided branch is shown: `aligned` (the method), `random_success`, `nearest_success`, "
+            "`generic_skill` (comparisons), or `none` (plain GRPO).",
+            "choices": list(CONSTRUCTIONS),
+        },
+    )
+    max_evidence_items: int = field(
+        default=12,
+        metadata={"help": "Evidence items kept for a group (paper: 12)."},
+    )
+    max_guidance_items: int = field(
+        default=8,
+        metadata={"help": "G: statements looked at for a trajectory (paper: 8)."},
+    )
+    max_guidance_tokens: int = field(
+        default=256,
+        metadata={"help": "B_PI: tokens of a guidance block, its wrapper included (paper: 256)."},
+    )
+    analyzer_context_chars: int = field(
+        default=12000,
+        metadata={"help": "C: characters of recorded text in one analyzer request (paper: 12000)."},
+    )
+    analyzer_workers: int = field(
+        default=4,
+        metadata={"help": "Analyzer requests in flight (paper: 4)."},
+    )
+
+    # Parameters that control the credit
+    allocation: str = field(
+        default="action",
+        metadata={
+            "help": "`action`: one weight for each turn (the method). `token`: one for each action token (ablation).",
+            "choices": ["action", "token"],
+        },
+    )
+    shift_clip: float = field(
+        default=2.0,
+        metadata={"help": "c: bound on a single token's likelihood shift (paper: 2.0)."},
+    )
+    shift_threshold: float = field(
+        default=0.0,
+        metadata={"help": "kappa: smaller shifts count as 0 (paper: 0.05 in Table C.3, absent from its formulas)."},
+    )
+    score_temperature: float = field(
+        default=0.5,
+        metadata={"help": "tau: temperature of the relative support (paper: 0.5)."},
+    )
+    weight_range: float = field(
+        default=0.4,
+        metadata={"help": "eps_w: weights lie in [1 - eps_w, 1 + eps_w] (paper: 0.4)."},
+    )
+    weight_step_size: float | None = field(
+        default=None,
+        metadata={"help": "eta: step of the redistribution. If `None`, eps_w / 2, for which no bound is ever active."},
+    )
+
+    # Parameters that control the update
+    micro_batch_tokens: int = field(
+        default=16384,
+        metadata={
+            "help": "Bound on rows x longest row of one forward in scoring and update; this bounds their memory, "
+            "whatever the number of turns."
+        },
+    )
+
+    # Parameters that control the evaluation
+    eval_temperature: float = field(
+        default=0.0,
+        metadata={"help": "Sampling temperature in evaluation; 0 is greedy."},
+    )
+    eval_top_p: float = field(
+        default=1.0,
+        metadata={"help": "Nucleus in evaluation."},
+    )
+    eval_seed: int = field(
+        default=0,
+        metadata={"help": "Seed of tasks and sampling in evaluation, the same at every evaluation."},
+    )
+
+    # Parameters that control the records
+    save_trajectories: str = field(
+        default="text",
+        metadata={
+            "help": "What is written to `output_dir/_trajectories` for each rollout batch: `text` (all but prompt "
+            "ids), `full` (prompt ids too, for scoring offline) or `no`.",
+            "choices": ["text", "full", "no"],
+        },
+    )
+
+    def __post_init__(self):
+        self._check_own_options()
+        check_options({one.name: getattr(self, one.name) for one in fields(self)})
+        super().__post_init__()
+        if self.top_p < 1.0 or self.top_k > 0 or self.min_p:
+            warnings.warn(
+                "Sampling is cut off (`top_p`, `top_k` or `min_p`), but log-probabilities are scored over the full "
+                "vocabulary, as in TRL: the policy that acts is not exactly the policy that learns.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _check_own_options(self) -> None:
+        for one in fields(self):
+            choices = one.metadata.get("choices")
+            is_own = one.name in TASPOConfig.__annotations__
+            if is_own and choices and getattr(self, one.name) not in choices:
+                raise ConfigurationError(
+                    f"`{one.name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, one.name)!r}."
+                )
+        for name in ("max_turns", "max_prompt_length", "max_episode_tokens"):
+            _require(name, getattr(self, name), lambda value: value is None or value >= 1, "at least 1, or None")
+        for name in (
+            "generation_tokens",
+            "micro_batch_tokens",
+            "max_evidence_items",
+            "max_guidance_items",
+            "max_guidance_tokens",
+            "analyzer_context_chars",
+            "analyzer_workers",
+        ):
+            _require(name, getattr(self, name), lambda value: value >= 1, "at least 1")
+        _require("max_completion_length", self.max_completion_length, lambda v: v is not None and v >= 1, "at least 1")
+        _require("history_length", self.history_length, lambda v: v is None or v >= 0, "not negative, or None")
+        _require("environment_timeout", self.environment_timeout, lambda value: value > 0, "positive")
+        _require("invalid_action_penalty", self.invalid_action_penalty, lambda value: value >= 0, "not negative")
+        _require("shift_clip", self.shift_clip, lambda value: value > 0, "positive")
+        _require("shift_threshold", self.shift_threshold, lambda value: value >= 0, "not negative")
+        _require("score_temperature", self.score_temperature, lambda value: value > 0, "positive")
+        _require("weight_range", self.weight_range, lambda value: 0 <= value < 1, "in [0, 1): weights stay positive")
+        _require("weight_step_size", self.weight_step_size, lambda v: v is None or v >= 0, "not negative, or None")
+        _require("eval_temperature", self.eval_temperature, lambda value: value >= 0, "not negative")
+        _require("eval_top_p", self.eval_top_p, lambda value: 0 < value <= 1, "in (0, 1]")
+        _require("temperature", self.temperature, lambda v: v > 0, "positive: a policy that explores not cannot learn")
+
+
+def _require(name: str, value: Any, holds: Any, rule: str) -> None:
+    if not holds(value):
+        raise ConfigurationError(f"`{name}` must be {rule}, got {value!r}.")

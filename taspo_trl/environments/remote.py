@@ -1,0 +1,173 @@
+"""One environment in a process of its own, called like a local one.
+
+Processes are forked from a clean server process that has imported the environment's module once, where the platform
+has one; else they are spawned. A hang is ended by killing the process; a dead process is an [`EnvironmentDied`].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..errors import EnvironmentContractError, ServiceError
+from .base import ResetResult, StepResult
+
+
+Factory = Callable[[], Any]
+
+_JOIN_SECONDS = 5.0
+_MAIN_LOCK = threading.Lock()
+
+
+class EnvironmentDied(RuntimeError):
+    """The process that held an environment ended."""
+
+
+class RemoteEnvironment:
+    """Proxy of an environment that lives in a worker process.
+
+    Args:
+        factory (`Callable`):
+            Makes the environment; must be importable (a class or function of a module, or a `functools.partial`).
+
+    Raises:
+        EnvironmentContractError: `factory` cannot be sent to another process.
+    """
+
+    def __init__(self, factory: Factory):
+        _check_importable(factory)
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload([_module_of(factory), __name__])
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, factory), daemon=True)
+        with _hidden_main():
+            self._process.start()
+        theirs.close()
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def reset(self, **arguments: Any) -> ResetResult:
+        return self._ask("reset", arguments)
+
+    def step(self, action: str) -> StepResult:
+        return self._ask("step", {"action": action})
+
+    def kill(self) -> None:
+        """End the process now; a call in flight raises [`EnvironmentDied`]."""
+        self._process.kill()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(OSError, ValueError):
+            self._connection.send(None)
+        self._process.join(timeout=_JOIN_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(timeout=_JOIN_SECONDS)
+        self._connection.close()
+        self._process.close()
+
+    def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        try:
+            self._connection.send((method, arguments))
+            kind, payload = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(timeout=1.0)
+            raise EnvironmentDied(
+                f"The environment's process ended with exit code {self._process.exitcode} during `{method}`."
+            ) from error
+        if kind == "result":
+            return payload
+        raise (ServiceError if kind == "service" else RuntimeError)(payload)
+
+
+def _serve(connection: Connection, factory: Factory) -> None:
+    """The loop of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle; it closes the pipe
+    environment = None
+    try:
+        while True:
+            try:
+                call = connection.recv()
+            except (EOFError, OSError):
+                break
+            if call is None:
+                break
+            method, arguments = call
+            try:
+                if environment is None:
+                    environment = factory()
+                if method == "reset":
+                    result = environment.reset(**arguments)
+                else:
+                    result = environment.step(arguments["action"])
+                answer = ("result", result)
+                pickle.dumps(answer)
+            except ServiceError as error:
+                answer = ("service", str(error))
+            except Exception as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                answer = (
+                    "error",
+                    f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})",
+                )
+            connection.send(answer)
+    finally:
+        if environment is not None:
+            with contextlib.suppress(Exception):
+                environment.close()
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep `multiprocessing` from importing the user's script in the worker.
+
+    It would run the training script again, once for each worker, unless the script guards its top level. The workers
+    need nothing from it: factories are importable.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    with _MAIN_LOCK:
+        try:
+            if "__file__" in hidden:
+                del main.__file__
+            main.__spec__ = None
+            yield
+        finally:
+            for name, value in hidden.items():
+                setattr(main, name, value)
+
+
+def _module_of(factory: Factory) -> str:
+    target = getattr(factory, "func", factory)  # functools.partial
+    return getattr(target, "__module__", None) or "__main__"
+
+
+def _check_importable(factory: Factory) -> None:
+    try:
+        pickle.dumps(factory)
+        is_importable = _module_of(factory) != "__main__"
+    except Exception:
+        is_importable = False
+    if not is_importable:
+        raise EnvironmentContractError(
+            f"{factory!r} cannot be sent to a worker process: it is defined in a notebook, in `__main__` or inside a "
+            "function. Move the class into a module (use `functools.partial` for arguments), or run it in threads "
+            "with `environment_backend='thread'`."
+        )

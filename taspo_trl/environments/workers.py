@@ -1,0 +1,160 @@
+"""Runs environment instances beside the rollout loop, so that one that hangs or dies costs one episode.
+
+A [`Worker`] owns one instance, calls it in a thread of its own and answers `reset` and `step` with futures. An
+instance that hangs in a thread can only be abandoned; one in a process (`remote.py`) is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ..errors import ConfigurationError
+from .base import ResetResult, StepResult, attribute, check_environment, check_result
+from .remote import Factory, RemoteEnvironment
+
+
+_CLOSE_SECONDS = 10.0
+
+
+class EnvironmentPool:
+    """Environment instances for concurrent episodes, made on demand, reused through `reset`, closed once.
+
+    Args:
+        factories (`Mapping[str | None, Factory]`):
+            Environment name -> callable that makes an instance. The single unnamed environment has the name None.
+        backend (`str`, *optional*, defaults to `"auto"`):
+            `"thread"`, `"process"`, or `"auto"`: what the environment's attribute `worker` says.
+    """
+
+    def __init__(self, factories: Mapping[str | None, Factory], backend: str = "auto"):
+        if backend not in ("auto", "thread", "process"):
+            raise ConfigurationError(f"The worker backend must be 'auto', 'thread' or 'process', got {backend!r}.")
+        self._factories = dict(factories)
+        self._idle: dict[str | None, list[Worker]] = {name: [] for name in self._factories}
+        self._busy: set[Worker] = set()
+        self.num_abandoned = 0
+        self.probes: dict[str | None, Any] = {}
+        """One instance of each environment in this process: what prompts, tags and texts are read from."""
+        self._backends: dict[str | None, str] = {}
+        for name, factory in self._factories.items():
+            probe = factory()
+            check_environment(probe)
+            self.probes[name] = probe
+            self._backends[name] = attribute(probe, "worker") if backend == "auto" else backend
+            if self._backends[name] == "thread":
+                self._idle[name].append(Worker(factory, name, probe))  # the probe is not wasted
+
+    def acquire(self, name: str | None) -> Worker:
+        """A worker with an instance of environment `name`, for one episode."""
+        if name not in self._factories:
+            known = ", ".join(repr(known) for known in self._factories if known is not None) or "the unnamed one"
+            raise ConfigurationError(
+                f"The row's `environment` is {name!r}, which is not among those of `environment_factory`: {known}."
+            )
+        if self._idle[name]:
+            worker = self._idle[name].pop()
+        elif self._backends[name] == "thread":
+            worker = Worker(self._factories[name], name)
+        else:
+            factory = self._factories[name]
+            worker = Worker(lambda: RemoteEnvironment(factory), name)
+        self._busy.add(worker)
+        return worker
+
+    def release(self, worker: Worker) -> None:
+        """Give a healthy worker back; its instance is used again."""
+        self._busy.discard(worker)
+        self._idle[worker.name].append(worker)
+
+    def discard(self, worker: Worker) -> None:
+        """Give up a worker whose call failed or hangs."""
+        self._busy.discard(worker)
+        if not worker.stop():
+            self.num_abandoned += 1
+
+    def close(self) -> None:
+        """Close every instance; safe to call twice."""
+        workers = [*self._busy, *(worker for idle in self._idle.values() for worker in idle)]
+        self._busy.clear()
+        for idle in self._idle.values():
+            idle.clear()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for worker in workers:
+            worker.stop()
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        for name, backend in self._backends.items():
+            if backend == "process" and name in self.probes:
+                self.probes.pop(name).close()
+        self.probes.clear()
+
+
+class Worker:
+    """One environment instance and the thread that alone calls it."""
+
+    def __init__(self, factory: Factory, name: str | None, environment: Any = None):
+        self.name = name
+        self._factory = factory
+        self._environment = environment
+        self._calls: queue.SimpleQueue[tuple[str, dict[str, Any], Future] | None] = queue.SimpleQueue()
+        self._is_stopped = False
+        self._is_in_call = False
+        self._thread = threading.Thread(target=self._run, name="taspo-environment", daemon=True)
+        self._thread.start()
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> Future[ResetResult]:
+        return self._submit("reset", {**row, "seed": seed})
+
+    def step(self, action: str) -> Future[StepResult]:
+        return self._submit("step", {"action": action})
+
+    def stop(self) -> bool:
+        """Have the instance closed once its current call returns. False when that call cannot be ended."""
+        self._is_stopped = True
+        self._calls.put(None)
+        if self._is_in_call and isinstance(self._environment, RemoteEnvironment):
+            self._environment.kill()
+            return True
+        return not self._is_in_call
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout=seconds)
+
+    def _submit(self, method: str, arguments: dict[str, Any]) -> Future:
+        future: Future = Future()
+        self._calls.put((method, arguments, future))
+        return future
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None and not self._is_stopped:
+            method, arguments, future = call
+            self._is_in_call = True
+            try:
+                result = self._call(method, arguments)
+            except BaseException as error:  # the episode's outcome, delivered through the future
+                self._is_in_call = False
+                future.set_exception(error)
+            else:
+                self._is_in_call = False
+                future.set_result(result)
+        if self._environment is not None:
+            with contextlib.suppress(Exception):  # an instance that cannot even close has nothing left to lose
+                self._environment.close()
+
+    def _call(self, method: str, arguments: dict[str, Any]) -> Any:
+        if self._environment is None:
+            self._environment = self._factory()
+        if method == "reset":
+            result = self._environment.reset(**arguments)
+            check_result(result, ResetResult, "reset", self._environment)
+        else:
+            result = self._environment.step(arguments["action"])
+            check_result(result, StepResult, "step", self._environment)
+        return result

@@ -1,0 +1,226 @@
+"""Prompt ids in, sampled ids out: the one file that knows the generation engines.
+
+The rollout loop submits a request for each episode that is ready and gets a future back. An engine that batches
+(`transformers`) generates on `flush`; one that serves continuously starts at once and makes `flush` a no-op.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .tasks import derive_seed
+from .types import FinishReason
+
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One reply to sample."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    """At least 1."""
+    episode_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled reply."""
+
+    reply_ids: tuple[int, ...]
+    """The end token included when the model ended the reply itself. May be empty."""
+    finish_reason: FinishReason
+    logps: tuple[float | None, ...] | None = None
+    """Log-probabilities of `reply_ids` under the engine; None when it reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How replies are sampled.
+
+    Args:
+        temperature (`float`, *optional*, defaults to `1.0`):
+            0 decodes greedily.
+        top_p (`float`, *optional*, defaults to `1.0`):
+            Nucleus; 1 keeps the whole distribution.
+        top_k (`int`, *optional*, defaults to `0`):
+            0 keeps the whole distribution.
+        min_p (`float`, *optional*):
+            Least probability relative to the most likely token.
+        extra (`Mapping[str, Any]`, *optional*):
+            TRL's `generation_kwargs`, passed on to the engine.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """What the rollout loop needs from an engine."""
+
+    def begin(self, sampling: SamplingSettings, seed: int) -> None:
+        """Start a rollout batch: sample as `sampling` says, reproducibly from `seed`."""
+
+    def submit(self, request: GenerationRequest) -> Future[Generation]:
+        """Queue a request. A failed one raises from its future, and costs its own episode only."""
+
+    def flush(self) -> None:
+        """Generate what was submitted; returns when all its futures are done. A no-op for continuous engines."""
+
+
+class TransformersPolicy:
+    """Samples with `model.generate`, one batch for each call of [`flush`].
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            The policy; sampled in eval mode (no dropout), its flags restored afterwards.
+        pad_token_id (`int`), eos_token_ids (`list[int]`):
+            As TRL resolves them.
+        batch_tokens (`int`, *optional*, defaults to `262144`):
+            Bound on rows x (longest prompt + new tokens) of one batch, which bounds its key-value cache.
+        cache_implementation (`str`, *optional*):
+            TRL's field.
+        unwrap (`Callable`, *optional*):
+            Gives a context manager that yields the model to generate with; TRL's `unwrap_model_for_generation`
+            under DeepSpeed and FSDP.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        pad_token_id: int,
+        eos_token_ids: list[int],
+        batch_tokens: int = 262144,
+        cache_implementation: str | None = None,
+        unwrap: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+    ):
+        self._model = model
+        self._pad_token_id = pad_token_id
+        self._eos_token_ids = list(eos_token_ids)
+        self._batch_tokens = batch_tokens
+        self._cache_implementation = cache_implementation
+        self._unwrap = unwrap or (lambda: contextlib.nullcontext(model))
+        self._queue: list[tuple[GenerationRequest, Future[Generation]]] = []
+        self._sampling = SamplingSettings()
+        self._seed = 0
+        self._num_batches = 0
+
+    def begin(self, sampling: SamplingSettings, seed: int) -> None:
+        self._sampling, self._seed, self._num_batches = sampling, seed, 0
+        self._queue.clear()
+
+    def submit(self, request: GenerationRequest) -> Future[Generation]:
+        future: Future[Generation] = Future()
+        self._queue.append((request, future))
+        return future
+
+    def flush(self) -> None:
+        queue, self._queue = self._queue, []
+        if not queue:
+            return
+        # By length, so that a batch is padded little; the uid makes the order independent of arrival.
+        queue.sort(key=lambda item: (len(item[0].prompt_ids), item[0].episode_uid))
+        with self._unwrap() as model, frozen_mode(model):
+            for batch in self._batches(queue):
+                requests = [request for request, _ in batch]
+                with _seeded(derive_seed(self._seed, self._num_batches), model.device):
+                    generations = self._generate(model, requests)
+                self._num_batches += 1
+                for (_, future), generation in zip(batch, generations, strict=True):
+                    future.set_result(generation)
+
+    def _batches(self, queue: list) -> Iterator[list]:
+        batch: list = []
+        width = 0
+        for item in queue:
+            request = item[0]
+            grown = max(width, len(request.prompt_ids) + request.max_new_tokens)
+            if batch and grown * (len(batch) + 1) > self._batch_tokens:
+                yield batch
+                batch, grown = [], len(request.prompt_ids) + request.max_new_tokens
+            batch.append(item)
+            width = grown
+        if batch:
+            yield batch
+
+    def _generate(self, model: Any, requests: list[GenerationRequest]) -> list[Generation]:
+        import torch
+
+        width = max(len(request.prompt_ids) for request in requests)
+        input_ids = torch.full((len(requests), width), self._pad_token_id, dtype=torch.long)  # (B, P), left-padded
+        attention_mask = torch.zeros_like(input_ids)
+        for row, request in enumerate(requests):
+            start = width - len(request.prompt_ids)
+            input_ids[row, start:] = torch.tensor(request.prompt_ids, dtype=torch.long)
+            attention_mask[row, start:] = 1
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=input_ids.to(model.device),
+                attention_mask=attention_mask.to(model.device),
+                generation_config=self._generation_config(max(request.max_new_tokens for request in requests)),
+            )
+        replies = output[:, width:].tolist()
+        return [self._finished(reply, request) for reply, request in zip(replies, requests, strict=True)]
+
+    def _finished(self, reply: list[int], request: GenerationRequest) -> Generation:
+        reply = reply[: request.max_new_tokens]
+        end = next((k for k, token in enumerate(reply) if token in self._eos_token_ids), None)
+        if end is None:
+            return Generation(tuple(reply), FinishReason.LENGTH)
+        return Generation(tuple(reply[: end + 1]), FinishReason.STOP)
+
+    def _generation_config(self, max_new_tokens: int):
+        from transformers import GenerationConfig
+
+        sampling = self._sampling
+        settings: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "pad_token_id": self._pad_token_id,
+            "eos_token_id": self._eos_token_ids,
+            "cache_implementation": self._cache_implementation,
+            "disable_compile": True,
+            "do_sample": sampling.temperature > 0,
+        }
+        if sampling.temperature > 0:
+            settings |= {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "min_p": sampling.min_p,
+            }
+        return GenerationConfig(**{**settings, **sampling.extra})
+
+
+@contextlib.contextmanager
+def frozen_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside, every module's own flag restored after: no dropout, no checkpointing."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Sampling draws from `seed` inside; the global generators go on as if nothing was drawn."""
+    import torch
+
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

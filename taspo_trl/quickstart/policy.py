@@ -1,0 +1,161 @@
+"""A policy of about 0.7 M parameters, warm-started on flawed demonstrations and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .demonstrations import Demonstration, DemonstrationSettings, demonstrations
+from .tokenizer import make_tokenizer
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How the policy is built and warm-started.
+
+    Args:
+        num_steps (`int`, *optional*, defaults to `2000`), batch_size (`int`, *optional*, defaults to `32`):
+            Optimizer steps and turns in each.
+        learning_rate (`float`, *optional*, defaults to `3e-3`):
+            AdamW, linear decay to 0.
+        prompt_loss (`float`, *optional*, defaults to `0.3`):
+            Weight of the language-model loss on prompts, beside 1.0 on replies: it teaches to read.
+        num_turns (`int`, *optional*, defaults to `48000`):
+            Demonstrated turns.
+        seed (`int`, *optional*, defaults to `0`):
+            Weights, demonstrations and their order.
+    """
+
+    num_steps: int = 2000
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    prompt_loss: float = 0.3
+    num_turns: int = 48000
+    seed: int = 0
+    hidden_size: int = 128
+    num_layers: int = 3
+    demonstrations: DemonstrationSettings = field(default_factory=DemonstrationSettings)
+
+
+_RECIPE_VERSION = 1
+
+
+def tiny_policy(
+    settings: WarmStart | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+) -> tuple[Any, Any]:
+    """(model, tokenizer), from the cache when this recipe was run before.
+
+    Args:
+        settings (`WarmStart`, *optional*):
+            The recipe.
+        cache_dir (`str` or `PathLike`, *optional*):
+            Defaults to `$TASPO_CACHE`, else `~/.cache/taspo_trl`.
+        on_step (`Callable`, *optional*):
+            Called with (step, loss) during the warm start.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = settings or WarmStart()
+    folder = cached_folder(settings, cache_dir)
+    if not (folder / "config.json").exists():
+        tokenizer = make_tokenizer(settings.demonstrations.preset)
+        model = warm_started(new_model(tokenizer, settings), tokenizer, settings, on_step)
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)  # another process may have been faster; both made the same
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), tokenizer
+
+
+def cached_folder(settings: WarmStart, cache_dir: str | os.PathLike | None = None) -> Path:
+    """Where the policy of a recipe is kept."""
+    base = Path(cache_dir or os.environ.get("TASPO_CACHE") or Path.home() / ".cache" / "taspo_trl")
+    digest = hashlib.blake2b(repr((_RECIPE_VERSION, asdict(settings))).encode(), digest_size=6).hexdigest()
+    base.mkdir(parents=True, exist_ok=True)
+    return base / f"tiny-policy-{digest}"
+
+
+def new_model(tokenizer: Any, settings: WarmStart) -> Any:
+    """A Llama with random weights. Eager attention: its backward is faster on CPUs than the fused one."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(settings.seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=3 * settings.hidden_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation="eager",
+    )
+    return LlamaForCausalLM(config)
+
+
+def warm_started(
+    model: Any, tokenizer: Any, settings: WarmStart, on_step: Callable[[int, float], None] | None = None
+) -> Any:
+    """`model` after imitating the demonstrations."""
+    import torch
+
+    data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
+    rng = random.Random(settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.num_steps)
+    model.train()
+    order: list[int] = []
+    for step in range(settings.num_steps):
+        if len(order) < settings.batch_size:
+            order = rng.sample(range(len(data)), len(data))
+        batch = [data[order.pop()] for _ in range(settings.batch_size)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_fast_bf16()):
+            loss = _imitation_loss(model, batch, settings.prompt_loss, tokenizer.pad_token_id)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        if on_step is not None:
+            on_step(step + 1, loss.item())
+    return model.eval()
+
+
+def _imitation_loss(model: Any, batch: list[Demonstration], prompt_loss: float, pad_token_id: int) -> Any:
+    """Mean next-token loss, 1.0 on reply tokens and `prompt_loss` on prompt tokens."""
+    import torch
+
+    width = max(len(one.prompt_ids) + len(one.reply_ids) for one in batch)
+    ids = torch.full((len(batch), width), pad_token_id)
+    weights = torch.zeros(len(batch), width)
+    for row, one in enumerate(batch):
+        start, end = len(one.prompt_ids), len(one.prompt_ids) + len(one.reply_ids)
+        ids[row, :end] = torch.tensor(one.prompt_ids + one.reply_ids)
+        weights[row, 1:start] = prompt_loss
+        weights[row, start:end] = 1.0
+    logits = model(input_ids=ids, attention_mask=(weights > 0).long().index_fill_(1, torch.tensor([0]), 1)).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    ).view(len(batch), width - 1)
+    return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+
+
+def has_fast_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; elsewhere float32 is faster."""
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,47 @@
+"""A tokenizer of phrases for the household world: "go to" or "fridge 1" is one token, no text has unknown words."""
+
+from __future__ import annotations
+
+import re
+
+from ..analyzer.compose import CLOSING, OPENING
+
+
+PAD, UNKNOWN, END, USER, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|assistant|>' if message['role'] == 'assistant' else '<|user|>' }}{{ message['content'] }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_tokenizer(preset: str = "small"):
+    """A `PreTrainedTokenizerFast` over the household phrases and the words of the guidance wrapper.
+
+    Args:
+        preset (`str`, *optional*, defaults to `"small"`):
+            Household preset whose texts it reads.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from ..environments.household import phrase_pattern, phrases
+
+    special = [PAD, UNKNOWN, END, USER, ASSISTANT]
+    guidance = [OPENING, CLOSING, "-"]
+    words = list(dict.fromkeys([*special, *guidance, *phrases(preset)]))
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=UNKNOWN))
+    pattern = "|".join([re.escape(OPENING), re.escape(CLOSING), r"-(?=\s)", phrase_pattern(preset)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )

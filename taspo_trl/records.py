@@ -1,0 +1,226 @@
+"""The versioned JSON-lines record of a trajectory: what training writes and analyze, view and notebooks read.
+
+One line for each trajectory, with its guidance, quotes, shifts and weights, so that every credit weight can be traced
+to a quote. Records hold untrusted text (observations, replies, analyzer statements): escape it before showing it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import RecordError
+from .types import (
+    Credit,
+    Evidence,
+    Extraction,
+    FinishReason,
+    Guidance,
+    Rejection,
+    Source,
+    Statement,
+    StopReason,
+    Support,
+    Trajectory,
+    Turn,
+    TurnScore,
+)
+
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrajectoryRecord:
+    """One line of a trajectory file."""
+
+    trajectory: Trajectory
+    group_id: str
+    rollout: int
+    """Number of the rollout batch in its run, from 0."""
+    step: int
+    """`global_step` when it was played."""
+    extraction: Extraction | None = None
+    """The group's evidence; None when the group was not eligible."""
+    guidance: Guidance | None = None
+    credit: Credit | None = None
+
+
+def write_records(path: str | os.PathLike, records: Iterable[TrajectoryRecord], with_prompt_ids: bool = False) -> None:
+    """Write `records` as JSON lines; the file appears only when it is complete.
+
+    Args:
+        path (`str` or `PathLike`):
+            File to write; its folder is made.
+        records (`Iterable[TrajectoryRecord]`):
+            What to write.
+        with_prompt_ids (`bool`, *optional*, defaults to `False`):
+            Keep the prompts' token ids, which are most of the size and are needed only to score offline.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(to_json(record, with_prompt_ids), ensure_ascii=False, allow_nan=False))
+            file.write("\n")
+    os.replace(partial, path)
+
+
+def read_records(path: str | os.PathLike) -> Iterator[TrajectoryRecord]:
+    """Read the records of a file, or of all `*.jsonl` files of a folder in the order of their names.
+
+    Raises:
+        RecordError: a line is no record of a version that this package reads; the message names file and line.
+    """
+    path = Path(path)
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise RecordError(f"{path} holds no trajectory files (*.jsonl).")
+    for file in files:
+        with open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    yield from_json(json.loads(line))
+                except (KeyError, TypeError, ValueError) as error:
+                    raise RecordError(f"{file}, line {number}: {error}") from error
+
+
+def to_json(record: TrajectoryRecord, with_prompt_ids: bool = False) -> dict[str, Any]:
+    """A record as plain JSON data. Non-finite numbers become None."""
+    trajectory = record.trajectory
+    data = {
+        "version": RECORD_VERSION,
+        "kind": "trajectory",
+        "rollout": record.rollout,
+        "step": record.step,
+        "group_id": record.group_id,
+        **{
+            one.name: getattr(trajectory, one.name)
+            for one in fields(trajectory)
+            if one.name not in ("turns", "stop_reason", "opening")
+        },
+        "stop_reason": trajectory.stop_reason.value,
+        "opening": [dict(message) for message in trajectory.opening],
+        "turns": [_turn_to_json(turn, with_prompt_ids) for turn in trajectory.turns],
+        "extraction": asdict(record.extraction) if record.extraction is not None else None,
+        "guidance": asdict(record.guidance) if record.guidance is not None else None,
+        "credit": asdict(record.credit) if record.credit is not None else None,
+    }
+    return _finite(data)
+
+
+def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
+    """The inverse of [`to_json`]; missing prompt ids come back as empty tuples."""
+    version = data.get("version")
+    if version != RECORD_VERSION:
+        raise RecordError(
+            f"record version {version!r} is not the {RECORD_VERSION} that this version of taspo_trl reads and writes."
+        )
+    names = [one.name for one in fields(Trajectory)]
+    values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening")}
+    trajectory = Trajectory(
+        **values,
+        stop_reason=StopReason(data["stop_reason"]),
+        opening=tuple(data["opening"]),
+        turns=tuple(_turn_from_json(turn) for turn in data["turns"]),
+    )
+    return TrajectoryRecord(
+        trajectory=trajectory,
+        group_id=data["group_id"],
+        rollout=data["rollout"],
+        step=data["step"],
+        extraction=_extraction_from_json(data["extraction"]) if data.get("extraction") else None,
+        guidance=_guidance_from_json(data["guidance"]) if data.get("guidance") else None,
+        credit=_credit_from_json(data["credit"]) if data.get("credit") else None,
+    )
+
+
+def _turn_to_json(turn: Turn, with_prompt_ids: bool) -> dict[str, Any]:
+    data = {one.name: getattr(turn, one.name) for one in fields(turn)}
+    data["action_mask"] = [int(flag) for flag in turn.action_mask]
+    data["finish_reason"] = turn.finish_reason.value
+    data["num_prompt_tokens"] = len(turn.prompt_ids)
+    if not with_prompt_ids:
+        del data["prompt_ids"]
+    return data
+
+
+def _turn_from_json(data: Mapping[str, Any]) -> Turn:
+    values = {one.name: data.get(one.name) for one in fields(Turn)}
+    values |= {
+        "prompt_ids": tuple(data.get("prompt_ids") or ()),
+        "reply_ids": tuple(data["reply_ids"]),
+        "action_mask": tuple(bool(flag) for flag in data["action_mask"]),
+        "finish_reason": FinishReason(data["finish_reason"]),
+        "sampling_logps": tuple(data["sampling_logps"]) if data.get("sampling_logps") is not None else None,
+    }
+    return Turn(**values)
+
+
+def _rejections(data: Iterable[Mapping[str, Any]]) -> tuple[Rejection, ...]:
+    return tuple(Rejection(**one) for one in data)
+
+
+def _evidence(data: Iterable[Mapping[str, Any]]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(**{**one, "sources": tuple(Source(**source) for source in one["sources"])}) for one in data)
+
+
+def _extraction_from_json(data: Mapping[str, Any]) -> Extraction:
+    return Extraction(_evidence(data["evidence"]), _rejections(data["rejections"]), data["fault"])
+
+
+def _guidance_from_json(data: Mapping[str, Any]) -> Guidance:
+    statements = tuple(
+        Statement(one["text"], tuple(one["evidence_ids"]), tuple(Support(**support) for support in one["support"]))
+        for one in data["statements"]
+    )
+    return Guidance(
+        **{
+            **data,
+            "block_ids": tuple(data["block_ids"]),
+            "statements": statements,
+            "evidence": _evidence(data["evidence"]),
+            "rejections": _rejections(data["rejections"]),
+        }
+    )
+
+
+def _credit_from_json(data: Mapping[str, Any]) -> Credit:
+    token_weights = data.get("token_weights")
+    scores = tuple(
+        TurnScore(
+            tuple(float("nan") if value is None else value for value in one["plain_logps"]),
+            tuple(float("nan") if value is None else value for value in one["guided_logps"]),
+            one["unscorable"],
+        )
+        for one in data["scores"]
+    )
+    return Credit(
+        traj_uid=data["traj_uid"],
+        advantage=data["advantage"],
+        weights=tuple(data["weights"]),
+        supports=tuple(data["supports"]),
+        scores=scores,
+        fallback=data["fallback"],
+        token_weights=tuple(tuple(one) for one in token_weights) if token_weights is not None else None,
+    )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; a record must not lose its line over one."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, str | int) or value is None:
+        return value
+    return str(value)  # a task column may hold anything that Arrow knows, for example a date

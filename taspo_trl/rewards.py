@@ -1,0 +1,139 @@
+"""The training reward r_i of a group's trajectories: verified success plus the user's reward functions.
+
+Called once for each group when its last episode has ended (method.md, sections 1 and 8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .types import StopReason, Trajectory, TrajectoryGroup
+
+
+RewardFunction = Callable[..., Any]
+"""TRL's contract: keywords `prompts`, `completions`, `completion_ids`, the row's columns, and what [`RewardSettings`]
+adds; returns one number for each trajectory, None where it does not apply. May be `async`."""
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """How r_i is made.
+
+    Args:
+        source (`str`, *optional*, defaults to `"success"`):
+            The environment's share, with weight 1: `"success"` is 1.0 for a verified success and 0.0 otherwise,
+            `"environment"` the sum of the environment's own rewards.
+        functions (`Sequence[RewardFunction]`, *optional*), weights (`Sequence[float]`, *optional*):
+            The user's functions and their weights (TRL's `reward_weights`).
+        names (`Sequence[str]`, *optional*):
+            Names of the functions in the metrics.
+        invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
+            Subtracted times the share of invalid turns, so that a trajectory keeps one advantage.
+        extra (`Mapping[str, Any]`, *optional*):
+            Further keywords for the functions: TRL's `trainer_state`, `log_extra`, `log_metric`.
+    """
+
+    source: str = "success"
+    functions: Sequence[RewardFunction] = ()
+    weights: Sequence[float] = ()
+    names: Sequence[str] = ()
+    invalid_action_penalty: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryGroup:
+    """The group with `reward` and `rewards` filled in.
+
+    A function that gives NaN or an infinite number for a trajectory makes that trajectory an infrastructure failure
+    (`reward_error`). Trajectories that already are one are shown to the functions, but their values are not used.
+
+    Raises:
+        ValueError: a function returned another number of values than there are trajectories.
+    """
+    by_function = {
+        name: _call(function, name, group, settings.extra)
+        for name, function in zip(settings.names, settings.functions, strict=True)
+    }
+    return TrajectoryGroup(
+        group.group_id,
+        tuple(
+            _with_reward(trajectory, {name: values[k] for name, values in by_function.items()}, settings)
+            for k, trajectory in enumerate(group.trajectories)
+        ),
+    )
+
+
+def conversation_of(trajectory: Trajectory) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """(first messages, remaining messages) of an episode, as TRL's reward functions expect them."""
+    completion: list[dict[str, str]] = []
+    for turn in trajectory.turns:
+        if completion:
+            completion.append({"role": "user", "content": turn.observation})
+        completion.append({"role": "assistant", "content": turn.reply_text})
+    if trajectory.turns and trajectory.turns[-1].next_observation:
+        completion.append({"role": "user", "content": trajectory.turns[-1].next_observation})
+    return [dict(message) for message in trajectory.opening], completion
+
+
+def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settings: RewardSettings) -> Trajectory:
+    base = float(trajectory.success) if settings.source == "success" else trajectory.environment_reward
+    rewards: dict[str, float | None] = {settings.source: base, **values}
+    bad = [name for name, value in rewards.items() if value is not None and not math.isfinite(value)]
+    if bad and trajectory.is_usable:
+        return replace(
+            trajectory,
+            stop_reason=StopReason.REWARD_ERROR,
+            success=False,
+            error=f"reward {bad[0]!r} is {rewards[bad[0]]!r}, not a finite number",
+            rewards=rewards,
+        )
+    if bad:
+        return replace(trajectory, rewards=rewards)
+    reward = base
+    for name, weight in zip(settings.names, settings.weights, strict=True):
+        value = values[name]
+        reward += weight * value if value is not None else 0.0
+    if settings.invalid_action_penalty and trajectory.turns:
+        share = sum(not turn.valid for turn in trajectory.turns) / len(trajectory.turns)
+        reward -= settings.invalid_action_penalty * share
+    return replace(trajectory, reward=reward, rewards=rewards)
+
+
+def _call(function: RewardFunction, name: str, group: TrajectoryGroup, extra: Mapping[str, Any]) -> list[float | None]:
+    trajectories = group.trajectories
+    conversations = [conversation_of(trajectory) for trajectory in trajectories]
+    columns = {key: [trajectory.task.get(key) for trajectory in trajectories] for key in trajectories[0].task}
+    arguments = {
+        **columns,
+        "prompts": [prompt for prompt, _ in conversations],
+        "completions": [completion for _, completion in conversations],
+        "completion_ids": [[i for turn in t.turns for i in turn.reply_ids] for t in trajectories],
+        "trajectories": list(trajectories),
+        **extra,
+    }
+    values = function(**arguments)
+    if inspect.isawaitable(values):
+        values = _run(values)
+    values = list(values)
+    if len(values) != len(trajectories):
+        raise ValueError(
+            f"The reward function {name!r} returned {len(values)} values for {len(trajectories)} trajectories. It is "
+            "called once for each group and must return one value for each trajectory (None where it does not apply)."
+        )
+    return [None if value is None else float(value) for value in values]
+
+
+def _run(awaitable: Any) -> Any:
+    """The result of a coroutine, also when this thread already runs an event loop (notebooks)."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def wait() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(1, thread_name_prefix="taspo-reward") as executor:
+        return executor.submit(asyncio.run, wait()).result()

@@ -1,0 +1,401 @@
+"""Plays episodes with a policy: the only loop over turns.
+
+Every episode is a small state machine: reset, then prompt - reply - step until it ends for one of the reasons of
+[`~taspo_trl.types.StopReason`]. Environments answer from workers of their own and only unfinished episodes generate.
+Whatever goes wrong in one episode ends that episode, with its reason; the others play on.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from .actions import find_action
+from .contexts import ChatRenderer, Context, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
+from .environments.base import ResetResult, StepResult, attribute
+from .environments.remote import EnvironmentDied
+from .environments.workers import EnvironmentPool, Worker
+from .errors import ServiceError
+from .policy import Generation, GenerationRequest, Policy
+from .tasks import EpisodeSpec
+from .tokens import action_token_mask
+from .types import StopReason, Trajectory, TrajectoryGroup, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """What bounds an episode and how it is prompted. None = no limit beyond the environment's and the model's own.
+
+    Args:
+        context (`str`, *optional*, defaults to `"window"`):
+            `"window"` or `"conversation"`.
+        history_length (`int`, *optional*):
+            Past turns shown in window contexts; None takes the environment's.
+        max_turns (`int`, *optional*):
+            Turns of an episode; None takes the environment's.
+        max_completion_length (`int`, *optional*, defaults to `512`):
+            Tokens of one reply.
+        max_episode_tokens (`int`, *optional*):
+            Reply tokens of an episode.
+        max_prompt_length (`int`, *optional*):
+            Tokens of one prompt.
+        model_window (`int`, *optional*):
+            Positions of the model: prompt + reply.
+        environment_timeout (`float`, *optional*, defaults to `60.0`):
+            Seconds that one `reset` or `step` may take.
+    """
+
+    context: str = "window"
+    history_length: int | None = None
+    max_turns: int | None = None
+    max_completion_length: int = 512
+    max_episode_tokens: int | None = None
+    max_prompt_length: int | None = None
+    model_window: int | None = None
+    environment_timeout: float = 60.0
+
+
+def play_episodes(
+    specs: Sequence[EpisodeSpec],
+    *,
+    policy: Policy,
+    pool: EnvironmentPool,
+    renderer: ChatRenderer,
+    settings: RolloutSettings,
+    max_in_flight: int | None = None,
+    on_group_end: Callable[[TrajectoryGroup], None] | None = None,
+    on_episode_end: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Play all episodes to their ends.
+
+    Args:
+        specs (`Sequence[EpisodeSpec]`):
+            What to play; the result has the same order.
+        policy (`Policy`):
+            Where replies come from; [`~taspo_trl.policy.Policy.begin`] has been called.
+        pool (`EnvironmentPool`):
+            Where environments live. Workers are given back, or discarded after a failure.
+        max_in_flight (`int`, *optional*):
+            Episodes that play at the same time; None = all.
+        on_group_end (`Callable`, *optional*):
+            Called in this thread with each group as soon as its last episode has ended.
+        on_episode_end (`Callable`, *optional*):
+            Called in this thread with each trajectory.
+
+    Returns:
+        `list[Trajectory]`: rewards are not yet filled in.
+    """
+    loop = _Loop(specs, policy, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end)
+    return loop.run()
+
+
+@dataclass
+class _Episode:
+    """The state of one unfinished episode."""
+
+    spec: EpisodeSpec
+    worker: Worker
+    environment: Any
+    """The probe in this process; texts and tags only."""
+    contexts: WindowContext | ConversationContext
+    max_turns: int
+    started: float = field(default_factory=time.monotonic)
+    task: str = ""
+    family: str = ""
+    observation: str = ""
+    admissible_actions: tuple[str, ...] | None = None
+    opening: tuple[Message, ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    reward: float = 0.0
+    success: bool = False
+    prompt: Context | None = None
+    generation: Generation | None = None
+    reply_text: str = ""
+    action: str = ""
+    fault: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(turn.reply_ids) for turn in self.turns)
+
+
+class _Loop:
+    def __init__(
+        self,
+        specs: Sequence[EpisodeSpec],
+        policy: Policy,
+        pool: EnvironmentPool,
+        renderer: ChatRenderer,
+        settings: RolloutSettings,
+        max_in_flight: int | None,
+        on_group_end: Callable[[TrajectoryGroup], None] | None,
+        on_episode_end: Callable[[Trajectory], None] | None,
+    ):
+        self.specs = specs
+        self.policy = policy
+        self.pool = pool
+        self.renderer = renderer
+        self.settings = settings
+        self.max_in_flight = max_in_flight or len(specs)
+        self.on_group_end = on_group_end
+        self.on_episode_end = on_episode_end
+        self.tokenizer = renderer.tokenizer
+        self.answers: queue.SimpleQueue[tuple[_Episode, Future]] = queue.SimpleQueue()
+        self.waiting: dict[int, tuple[_Episode, Future, float]] = {}
+        """Environment calls in flight: id of the episode -> (episode, future, deadline)."""
+        self.num_generating = 0
+        self.finished: dict[str, Trajectory] = {}
+        self.group_sizes: dict[str, int] = {}
+        self.groups: dict[str, list[Trajectory]] = {}
+
+    def run(self) -> list[Trajectory]:
+        for spec in self.specs:
+            self.group_sizes[spec.group_id] = self.group_sizes.get(spec.group_id, 0) + 1
+        upcoming = iter(self.specs)
+        num_started = 0
+        try:
+            while len(self.finished) < len(self.specs):
+                while num_started - len(self.finished) < self.max_in_flight and num_started < len(self.specs):
+                    self._start(next(upcoming))
+                    num_started += 1
+                if not self.waiting:
+                    self.policy.flush()
+                self._handle_answers()
+                self._end_overdue()
+        finally:
+            for episode, _, _ in self.waiting.values():  # only after an exception, Ctrl-C included
+                self.pool.discard(episode.worker)
+        return [self.finished[spec.uid] for spec in self.specs]
+
+    # ---- one episode -----------------------------------------------------------------------------------------------
+
+    def _start(self, spec: EpisodeSpec) -> None:
+        environment = self.pool.probes.get(spec.environment)
+        worker = self.pool.acquire(spec.environment)
+        limit = self.settings.max_turns
+        episode = _Episode(
+            spec=spec,
+            worker=worker,
+            environment=environment,
+            contexts=self._contexts(environment),
+            max_turns=attribute(environment, "max_turns") if limit is None else limit,
+        )
+        self._await_environment(episode, worker.reset(spec.seed, spec.row))
+
+    def _contexts(self, environment: Any) -> WindowContext | ConversationContext:
+        settings, template = self.settings, attribute(environment, "prompt")
+        window = settings.model_window - 1 if settings.model_window else None
+        limits = [limit for limit in (settings.max_prompt_length, window) if limit is not None]
+        max_length = min(limits) if limits else None
+        if settings.context == "conversation":
+            return ConversationContext(self.renderer, template, max_length)
+        length = settings.history_length
+        shown = attribute(environment, "history_length") if length is None else length
+        return WindowContext(self.renderer, template, shown, max_length)
+
+    def _on_reset(self, episode: _Episode, result: ResetResult) -> None:
+        episode.observation = result.observation
+        episode.task = str(result.info.get("task") or result.observation)
+        episode.family = str(result.info.get("family") or episode.spec.row.get("family") or "all")
+        episode.admissible_actions = _admissible(result.info)
+        self._ask_policy(episode)
+
+    def _ask_policy(self, episode: _Episode) -> None:
+        settings = self.settings
+        max_new_tokens = settings.max_completion_length
+        if settings.max_episode_tokens is not None:
+            max_new_tokens = min(max_new_tokens, settings.max_episode_tokens - episode.num_tokens)
+        if max_new_tokens < 1:
+            self._end(episode, StopReason.MAX_EPISODE_TOKENS)
+            return
+        view = EpisodeView(
+            episode.task,
+            episode.observation,
+            episode.admissible_actions,
+            tuple(
+                PastTurn(t.observation, t.action, t.next_observation, t.reply_text, t.reply_ids) for t in episode.turns
+            ),
+        )
+        episode.prompt = episode.contexts.next(view)
+        if episode.prompt is None:
+            self._end(episode, StopReason.PROMPT_TOO_LONG)
+            return
+        episode.opening = episode.opening or episode.prompt.messages
+        if settings.model_window is not None:
+            max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
+        request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
+        self.num_generating += 1
+        future = self.policy.submit(request)
+        future.add_done_callback(lambda done: self.answers.put((episode, done)))
+
+    def _on_reply(self, episode: _Episode, generation: Generation) -> None:
+        tags = tuple(attribute(episode.environment, "action_tags"))
+        text = self.tokenizer.decode(
+            list(generation.reply_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        block = find_action(text, tags)
+        episode.generation, episode.reply_text = generation, text
+        try:
+            episode.fault = attribute(episode.environment, "reply_fault")(text, block)
+            episode.action = attribute(episode.environment, "action_of")(block) if block is not None else ""
+        except Exception as error:  # the environment's own code, like `step`
+            self._end(episode, StopReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+            return
+        self._await_environment(episode, episode.worker.step(episode.action))
+
+    def _on_step(self, episode: _Episode, result: StepResult) -> None:
+        reward = _number(result.reward)
+        if reward is None:
+            self._end(
+                episode, StopReason.REWARD_ERROR, f"`step` gave the reward {result.reward!r}, not a finite number"
+            )
+            return
+        episode.reward += reward
+        is_valid = result.info.get("valid", True) is not False and not episode.fault
+        self._add_turn(episode, result.observation, is_valid, reward)
+        episode.success = result.info.get("success") is True
+        episode.observation = result.observation
+        episode.admissible_actions = _admissible(result.info)
+        if result.terminated or result.truncated or len(episode.turns) >= episode.max_turns:
+            if episode.success:
+                reason = StopReason.SOLVED
+            elif result.terminated:
+                reason = StopReason.FAILED
+            elif result.truncated:
+                reason = StopReason.ENV_TRUNCATED
+            else:
+                reason = StopReason.MAX_TURNS
+            self._end(episode, reason)
+        else:
+            self._ask_policy(episode)
+
+    def _add_turn(self, episode: _Episode, next_observation: str, is_valid: bool, reward: float) -> None:
+        prompt, generation = episode.prompt, episode.generation
+        assert prompt is not None and generation is not None
+        tags = tuple(attribute(episode.environment, "action_tags"))
+        episode.turns.append(
+            Turn(
+                prompt_ids=prompt.prompt_ids,
+                reply_ids=generation.reply_ids,
+                reply_text=episode.reply_text,
+                action=episode.action,
+                action_mask=tuple(action_token_mask(self.tokenizer, generation.reply_ids, episode.reply_text, tags)),
+                observation=episode.observation,
+                next_observation=next_observation,
+                valid=is_valid,
+                reward=reward,
+                splice_index=prompt.splice_index,
+                finish_reason=generation.finish_reason,
+                sampling_logps=generation.logps,
+                prompt_cuts=prompt.cuts,
+            )
+        )
+        episode.generation = None
+
+    def _end(self, episode: _Episode, reason: StopReason, error: str = "") -> None:
+        spec = episode.spec
+        if episode.generation is not None:  # the reply was sampled, its step never answered
+            self._add_turn(episode, "", False, 0.0)
+        trajectory = Trajectory(
+            uid=spec.uid,
+            task=spec.row,
+            task_text=episode.task,
+            family=episode.family or str(spec.row.get("family") or "all"),
+            environment=spec.environment,
+            generation_idx=spec.generation_idx,
+            opening=episode.opening,
+            turns=tuple(episode.turns),
+            stop_reason=reason,
+            success=episode.success and reason is StopReason.SOLVED,
+            environment_reward=episode.reward,
+            error=error,
+            seconds=time.monotonic() - episode.started,
+        )
+        if reason.is_infrastructure and reason is not StopReason.GENERATION_ERROR:
+            self.pool.discard(episode.worker)  # its instance is in an unknown state
+        else:
+            self.pool.release(episode.worker)
+        self.finished[spec.uid] = trajectory
+        if self.on_episode_end is not None:
+            self.on_episode_end(trajectory)
+        group = self.groups.setdefault(spec.group_id, [])
+        group.append(trajectory)
+        if len(group) == self.group_sizes[spec.group_id] and self.on_group_end is not None:
+            members = tuple(sorted(group, key=lambda member: member.generation_idx))
+            self.on_group_end(TrajectoryGroup(spec.group_id, members))
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def _await_environment(self, episode: _Episode, future: Future) -> None:
+        self.waiting[id(episode)] = (episode, future, time.monotonic() + self.settings.environment_timeout)
+        future.add_done_callback(lambda done: self.answers.put((episode, done)))
+
+    def _handle_answers(self) -> None:
+        """Wait for at least one answer or the next deadline, then take what has arrived."""
+        try:
+            self._handle(*self.answers.get(timeout=self._seconds_to_deadline()))
+            while True:
+                self._handle(*self.answers.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _handle(self, episode: _Episode, future: Future) -> None:
+        call = self.waiting.get(id(episode))
+        if call is not None and call[1] is future:
+            del self.waiting[id(episode)]
+        elif episode.spec.uid in self.finished:
+            return  # a late answer of an episode that was given up
+        else:
+            self.num_generating -= 1
+        error = future.exception()
+        if error is not None:
+            self._end(episode, _reason_of(error, is_environment=call is not None), f"{type(error).__name__}: {error}")
+        elif isinstance(result := future.result(), ResetResult):
+            self._on_reset(episode, result)
+        elif isinstance(result, StepResult):
+            self._on_step(episode, result)
+        else:
+            self._on_reply(episode, result)
+
+    def _seconds_to_deadline(self) -> float | None:
+        if not self.waiting:
+            return None
+        return max(0.0, min(deadline for _, _, deadline in self.waiting.values()) - time.monotonic())
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for key, (episode, future, deadline) in list(self.waiting.items()):
+            if now >= deadline and not future.done():
+                del self.waiting[key]
+                self._end(
+                    episode,
+                    StopReason.ENV_TIMEOUT,
+                    f"no answer within environment_timeout={self.settings.environment_timeout} s",
+                )
+
+
+def _reason_of(error: BaseException, is_environment: bool) -> StopReason:
+    if not is_environment:
+        return StopReason.GENERATION_ERROR
+    if isinstance(error, ServiceError):
+        return StopReason.SERVICE_ERROR
+    return StopReason.ENV_DIED if isinstance(error, EnvironmentDied) else StopReason.ENV_ERROR
+
+
+def _number(value: Any) -> float | None:
+    """A reward as a float; None for what is missing, no number, or not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _admissible(info: Mapping[str, Any]) -> tuple[str, ...] | None:
+    actions = info.get("admissible_actions")
+    return None if actions is None else tuple(str(action) for action in actions)

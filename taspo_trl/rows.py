@@ -1,0 +1,136 @@
+"""Trajectories to training rows: which tokens carry the loss, with which coefficient, in which micro-batch.
+
+Pure. A row is one token sequence for one forward: a turn of a window context, or all turns of a conversation whose
+contexts extend each other. Every reply token carries c_itk = 1 / (B * T_i * |R_it|), so that the loss (E8) is the same
+sum over any partition into rows, micro-batches and processes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RowTurn:
+    """Where a turn's reply stands in its row."""
+
+    turn_idx: int
+    start: int
+    """Index of the first reply token in the row's ids."""
+    length: int
+    """|R_it|."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token sequence with one or more replies of one trajectory."""
+
+    traj_uid: str
+    ids: tuple[int, ...]
+    turns: tuple[RowTurn, ...]
+    splice_index: int | None
+    """Where guidance goes into `ids`: the place in the row's first context."""
+
+
+def build_rows(trajectory: Trajectory, merge: bool = True) -> list[Row]:
+    """The rows of a trajectory; turns without reply tokens have none.
+
+    Args:
+        trajectory (`Trajectory`):
+            One finished episode.
+        merge (`bool`, *optional*, defaults to `True`):
+            Let turns share a row when a turn's context extends the previous context + reply token for token.
+    """
+    rows: list[Row] = []
+    for turn_idx, turn in enumerate(trajectory.turns):
+        if not turn.reply_ids:
+            continue
+        span = RowTurn(turn_idx, len(turn.prompt_ids), len(turn.reply_ids))
+        ids = turn.prompt_ids + turn.reply_ids
+        last = rows[-1] if rows else None
+        # The context extends the previous context + reply: then the previous row's ids are a prefix of the prompt.
+        if merge and last is not None and turn.prompt_ids[: len(last.ids)] == last.ids:
+            rows[-1] = Row(last.traj_uid, ids, (*last.turns, span), last.splice_index)
+        else:
+            rows.append(Row(trajectory.uid, ids, (span,), turn.splice_index))
+    return rows
+
+
+def token_coefficient(num_trajectories: int, num_turns: int, num_tokens: int) -> float:
+    """c_itk = 1 / (B * T_i * |R_it|), the weight of one token's loss in E8."""
+    return 1.0 / (num_trajectories * num_turns * num_tokens)
+
+
+def deal_rows(
+    lengths: Sequence[int], num_steps: int, num_micro_steps: int, num_processes: int, seed: int
+) -> list[list[list[list[int]]]]:
+    """Deal rows to optimizer steps at random, and inside a step to micro-steps and processes by tokens.
+
+    A trajectory's rows may land in different steps: with the factor N_row / n_k on its coefficients, each step is an
+    unbiased estimate of E8 (see [`step_factor`]). Every process computes the same deal.
+
+    Args:
+        lengths (`Sequence[int]`):
+            Tokens of each row.
+        num_steps (`int`), num_micro_steps (`int`), num_processes (`int`):
+            K optimizer steps of the rollout batch, gradient accumulation steps in each, processes.
+        seed (`int`):
+            Decides which rows go to which step.
+
+    Returns:
+        `list[list[list[list[int]]]]`: `deal[step][micro_step][process]` = indices of rows, in ascending order.
+    """
+    order = list(range(len(lengths)))
+    if num_steps > 1:
+        random.Random(seed).shuffle(order)
+    deal = []
+    for step in range(num_steps):
+        mine = sorted(order[step::num_steps], key=lambda row: (-lengths[row], row))
+        bins: list[list[int]] = [[] for _ in range(num_micro_steps * num_processes)]
+        loads = [0] * len(bins)
+        for row in mine:  # longest first onto the least loaded: within 4/3 of the best balance
+            target = min(range(len(bins)), key=lambda b: (loads[b], b))
+            bins[target].append(row)
+            loads[target] += lengths[row]
+        deal.append(
+            [
+                [sorted(bins[micro * num_processes + process]) for process in range(num_processes)]
+                for micro in range(num_micro_steps)
+            ]
+        )
+    return deal
+
+
+def step_factor(deal: list[list[list[list[int]]]], step: int) -> float:
+    """N_row / n_k: what the coefficients of step k are multiplied by; 0 for a step without rows."""
+    counts = [sum(len(rows) for micro in one for rows in micro) for one in deal]
+    return sum(counts) / counts[step] if counts[step] else 0.0
+
+
+def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of rows of similar length, each of at most `max_tokens` positions, padding included.
+
+    Args:
+        lengths (`Sequence[int]`):
+            Tokens of each row.
+        max_tokens (`int`):
+            Bound on rows x longest row. A single longer row makes a micro-batch of its own.
+
+    Returns:
+        `list[list[int]]`: indices of rows; the longest come first, so that a too small memory shows at once.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"`max_tokens` must be at least 1, got {max_tokens}.")
+    batches: list[list[int]] = []
+    width = 0
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        if batches and width * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+            width = lengths[row]
+    return batches
