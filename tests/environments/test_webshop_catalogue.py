@@ -8,7 +8,7 @@ import lzma
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taspo_trl.environments.webshop import json_stream
@@ -107,6 +107,7 @@ values = st.recursive(
 
 
 @given(st.lists(values), st.integers(1, 40), st.sampled_from([None, 1]))
+@example([0.5, 12, -3e10], 1, None)  # a number cut at every place
 def test_streaming_an_array_gives_what_json_load_gives(items, chunk, indent):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_stream, "_CHUNK", chunk)

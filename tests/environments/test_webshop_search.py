@@ -163,6 +163,7 @@ def test_text_is_analysed_as_lucene_does(text, terms):
 
 def test_overlong_words_are_cut_into_pieces():
     pytest.importorskip("regex")
+    pytest.importorskip("nltk")
     from taspo_trl.environments.webshop.analysis import split_words
 
     assert [len(word) for word in split_words("x" * 600)] == [255, 255, 90]

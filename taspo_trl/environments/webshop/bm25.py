@@ -25,6 +25,9 @@ B = np.float32(0.4)
 
 _ARRAYS = ("starts", "documents", "impacts", "ranks")
 _CHUNK = 1 << 22
+_SEARCH_CHUNK = 1 << 16
+_LEAST_SCORE = np.finfo(np.float32).tiny
+"""Less than any document scores that holds a term of the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,13 @@ class Searcher:
     def __init__(self, postings: Postings, term_number: Callable[[str], int | None]):
         self._postings = postings
         self._term_number = term_number
-        # One score buffer for all threads: at a million documents, a buffer for each would not be flat memory.
-        self._scores = np.zeros(len(postings.ranks), np.float64)  # (N,)
+        # One set of buffers for all threads: at a million documents, arrays for each of many threads are not flat
+        # memory, even when they are freed, because every thread's allocator keeps its own.
+        num_documents = len(postings.ranks)
+        self._sums = np.zeros(num_documents, np.float64)
+        self._scores = np.zeros(num_documents, np.float32)
+        self._partitioned = np.zeros(num_documents, np.float32)
+        self._is_kept = np.zeros(num_documents, np.bool_)
         self._lock = threading.Lock()
 
     def search(self, terms: Sequence[str], limit: int) -> list[int]:
@@ -131,18 +139,32 @@ class Searcher:
 
         Only documents that hold a term of the query are found. A term that the query repeats counts as often.
         """
-        postings = self._postings
         weighted = [(self._term_number(term), count) for term, count in Counter(terms).items()]
         with self._lock:
             for number, count in weighted:
                 if number is not None:
-                    span = slice(postings.starts[number], postings.starts[number + 1])
-                    self._scores[postings.documents[span]] += postings.impacts[span] * np.float32(count)
-            found = np.flatnonzero(self._scores)
-            scores = self._scores[found].astype(np.float32)
-            self._scores[found] = 0.0
-        if len(found) > limit:
-            kept = scores >= np.partition(scores, len(found) - limit)[len(found) - limit]
-            found, scores = found[kept], scores[kept]
-        order = np.lexsort((postings.ranks[found], -scores))[:limit]
+                    self._add(number, np.float32(count))
+            found = self._best(limit)
+            scores = self._scores[found]
+        order = np.lexsort((self._postings.ranks[found], -scores))[:limit]
         return found[order].tolist()
+
+    def _add(self, term: int, count: np.float32) -> None:
+        documents, impacts = self._postings.documents, self._postings.impacts
+        first, last = self._postings.starts[term : term + 2].tolist()
+        for start in range(first, last, _SEARCH_CHUNK):
+            span = slice(start, min(start + _SEARCH_CHUNK, last))
+            self._sums[documents[span]] += impacts[span] * count
+
+    def _best(self, limit: int) -> np.ndarray:
+        """The documents that score at least as much as the `limit`-th best; leaves their scores in `_scores`."""
+        np.copyto(self._scores, self._sums)  # Lucene rounds the sum to single precision before it compares
+        self._sums.fill(0.0)
+        least = _LEAST_SCORE
+        if len(self._scores) > limit:
+            place = len(self._scores) - limit
+            np.copyto(self._partitioned, self._scores)
+            self._partitioned.partition(place)
+            least = max(least, self._partitioned[place])
+        np.greater_equal(self._scores, least, out=self._is_kept)
+        return np.flatnonzero(self._is_kept)
