@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -76,7 +77,7 @@ def with_logps(
     importance_ratios: Sequence[float] | None = None,
 ) -> LossRow:
     """The row with log-probabilities of its loss tokens."""
-    values = {"old_logps": old_logps, "ref_logps": ref_logps, "importance_ratios": importance_ratios}
+    values: dict[str, Any] = {"old_logps": old_logps, "ref_logps": ref_logps, "importance_ratios": importance_ratios}
     return replace(row, **{name: tuple(value) for name, value in values.items() if value is not None})
 
 
@@ -131,4 +132,5 @@ def to_state(row: LossRow) -> Mapping[str, tuple | None]:
 
 def from_state(state: Mapping[str, tuple | None]) -> LossRow:
     """The inverse of [`to_state`]."""
-    return LossRow(**{name: tuple(value) if value is not None else None for name, value in state.items()})
+    values: dict[str, Any] = {name: tuple(one) if one is not None else None for name, one in state.items()}
+    return LossRow(**values)

@@ -287,6 +287,12 @@ class TASPOConfig(GRPOConfig):
         self._check_own_options()
         check_options({one.name: getattr(self, one.name) for one in fields(self)})
         super().__post_init__()
+        per_rollout, per_step = self.steps_per_generation, self.gradient_accumulation_steps
+        if per_rollout % per_step and per_step % per_rollout:
+            raise ConfigurationError(
+                f"`steps_per_generation` ({per_rollout}) and `gradient_accumulation_steps` ({per_step}) must divide "
+                "one another: an optimizer step takes whole parts of a rollout batch, or whole batches."
+            )
         if self.top_p < 1.0 or self.top_k > 0 or self.min_p:
             warnings.warn(
                 "Sampling is cut off (`top_p`, `top_k` or `min_p`), but log-probabilities are scored over the full "

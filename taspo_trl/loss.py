@@ -26,6 +26,28 @@ class LossTerms:
     """(N,) bool: the ratio left the region above and A > 0."""
 
 
+def token_sums(terms: LossTerms, entropies: torch.Tensor, coefficients: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums over the loss tokens that count, for metrics that average over tokens, micro-batches and processes.
+
+    Args:
+        terms (`LossTerms`):
+            Of one micro-batch.
+        entropies (`torch.Tensor` of shape `(N,)`), coefficients (`torch.Tensor` of shape `(N,)`):
+            As in [`taspo_loss`]; tokens with coefficient 0 do not count.
+    """
+    real = (coefficients != 0).to(entropies.dtype)
+    sums = {
+        "tokens": real.sum(),
+        "policy_loss": terms.policy_loss,
+        "entropy": (entropies.detach() * real).sum(),
+        "clip_low": (terms.is_low_clipped * real).sum(),
+        "clip_high": (terms.is_high_clipped * real).sum(),
+    }
+    if terms.kl is not None:
+        sums["kl"] = (terms.kl * real).sum()
+    return sums
+
+
 def taspo_loss(
     logps: torch.Tensor,
     old_logps: torch.Tensor,

@@ -25,8 +25,9 @@ class PolicyPasses:
     """Runs the forwards of one trainer.
 
     Args:
-        model:
-            The policy as the trainer calls it, with [`~taspo_trl.projection.add_selected_projection`].
+        get_model (`Callable`):
+            Gives the policy as the trainer calls it now (training may wrap it), with
+            [`~taspo_trl.projection.add_selected_projection`].
         ref_model (*optional*):
             The frozen reference; None means the policy with its adapter off (or its frozen copy).
         accelerator (`Accelerator`):
@@ -39,13 +40,17 @@ class PolicyPasses:
             As in TRL.
     """
 
-    model: Any
+    get_model: Callable[[], Any]
     ref_model: Any
     accelerator: Accelerator
     gather: Callable[[list], list]
     max_tokens: int
     pad_token_id: int
     pad_to_multiple_of: int | None = None
+
+    @property
+    def model(self) -> Any:
+        return self.get_model()
 
     def collate(self, rows: Sequence[LossRow]) -> dict[str, torch.Tensor]:
         """The tensors of a micro-batch, on the device; float64 for a float64 model."""

@@ -100,7 +100,7 @@ def cache_keyword(model: Any) -> str:
 
 def _project(
     hidden: torch.Tensor,
-    head: torch.nn.Module,
+    head: Any,
     targets: torch.Tensor,
     *,
     temperature: float,

@@ -153,7 +153,7 @@ def _turn_to_json(turn: Turn, with_prompt_ids: bool) -> dict[str, Any]:
 
 
 def _turn_from_json(data: Mapping[str, Any]) -> Turn:
-    values = {one.name: data.get(one.name) for one in fields(Turn)}
+    values: dict[str, Any] = {one.name: data.get(one.name) for one in fields(Turn)}
     values |= {
         "prompt_ids": tuple(data.get("prompt_ids") or ()),
         "reply_ids": tuple(data["reply_ids"]),

@@ -40,7 +40,7 @@ def plan_groups(
         prefix (`str`):
             Start of the uids, unique within the run.
     """
-    specs = []
+    specs: list[EpisodeSpec] = []
     for g, row in enumerate(rows):
         task = task_row(row)
         environment = task.pop("environment", None)

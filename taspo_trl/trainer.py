@@ -10,7 +10,7 @@ import contextlib
 import copy
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,35 +24,29 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler
 
-from .advantages import group_advantages
-from .analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
+from .analyzer.base import Analyzer
 from .analyzer.compose import Composer
-from .analyzer.constructions import Construction, make_construction
+from .analyzer.constructions import make_construction
 from .analyzer.extractive import ExtractiveAnalyzer
-from .batches import LossRow, with_credit
 from .checkpoint import Buffer, TrainingState, load_state, save_state
 from .checks import check_arguments, check_model
-from .collection import CollectedGroup, Collector
+from .collection import Collector
 from .config import TASPOConfig
 from .contexts import ChatRenderer
-from .credit import assign_credit
 from .environments.base import attribute
 from .environments.workers import EnvironmentPool, Factory
 from .errors import ConfigurationError
 from .evaluation import EvaluationResult, evaluate_tasks
-from .guidance import GuidanceBatch, GuidanceStage
-from .loss import taspo_loss
-from .metrics import rollout_report, update_metrics
-from .pairs import plan_pairs, scores_of, turn_scores
+from .experience import Experience, ExperienceMaker, ExperienceSettings, UpdateLayout
+from .guidance import GuidanceStage
+from .loss import taspo_loss, token_sums
+from .metrics import update_metrics
 from .passes import PolicyPasses
 from .policy import SamplingSettings, TransformersPolicy
 from .projection import add_selected_projection
-from .records import TrajectoryRecord, write_records
 from .rewards import RewardFunction, RewardSettings, conversation_of
 from .rollout import RolloutSettings
-from .tasks import derive_seed
-from .types import Credit, Trajectory
-from .update import UpdatePlan, plan_update
+from .sampler import EpochSampler
 
 
 def _no_reward(**kwargs: Any) -> list[None]:
@@ -148,7 +142,8 @@ class TASPOTrainer(GRPOTrainer):
         check_arguments(args, functions, train_dataset, environment_factory)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
         # not be what its name says. The reference is a copy of the very model that was passed.
-        reference_is_ours = args.beta != 0.0 and not isinstance(model, str) and not _has_adapter(model, peft_config)
+        has_adapter = peft_config is not None or is_peft_model(model)
+        reference_is_ours = args.beta != 0.0 and not isinstance(model, str) and not has_adapter
         frozen_copy = copy.deepcopy(model) if reference_is_ours else None
         with _overridden(args, **({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})):
             super().__init__(
@@ -166,68 +161,15 @@ class TASPOTrainer(GRPOTrainer):
         if frozen_copy is not None:
             self._adopt_reference(frozen_copy)
         check_model(self.model, self._is_vlm, self.aux_loss_enabled)
-        base = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        for one in (base, self.ref_model):
-            if one is not None:
-                add_selected_projection(
-                    self.accelerator.unwrap_model(one), self.temperature, args.cast_lm_head_to_fp32
-                )
+        policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
+            add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
 
-        if isinstance(environment_factory, Mapping):
-            factories: Mapping[str | None, Factory] = dict(environment_factory)
-        else:
-            factories = {None: environment_factory}
-        self.environment_pool = EnvironmentPool(factories, args.environment_backend)
-        self.renderer = ChatRenderer(self._tokenizer, args.chat_template_kwargs)
-        self.policy = TransformersPolicy(
-            self.model,
-            pad_token_id=self._tokenizer.pad_token_id,
-            eos_token_ids=self.eos_token_ids,
-            batch_tokens=args.generation_tokens,
-            cache_implementation=args.cache_implementation,
-            unwrap=self._model_for_generation,
-        )
-        self.rollout_settings = RolloutSettings(
-            context=args.context,
-            history_length=args.history_length,
-            max_turns=args.max_turns,
-            max_completion_length=args.max_completion_length,
-            max_episode_tokens=args.max_episode_tokens,
-            max_prompt_length=args.max_prompt_length,
-            model_window=getattr(self.model.config.get_text_config(), "max_position_embeddings", None),
-            environment_timeout=args.environment_timeout,
-        )
+        if not isinstance(environment_factory, Mapping):
+            environment_factory = {None: environment_factory}
+        self.environment_pool = EnvironmentPool(environment_factory, args.environment_backend)
         self.analyzer = analyzer if analyzer is not None else ExtractiveAnalyzer()
-        self._analyzer_calls: list[tuple[AnalyzerRequest, AnalyzerReply]] = []
-        self.guidance_stage = GuidanceStage(self._construction(), args.analyzer_workers, args.allocation)
-        self.collector = Collector(
-            policy=self.policy,
-            pool=self.environment_pool,
-            renderer=self.renderer,
-            rollout=self.rollout_settings,
-            rewards=RewardSettings(
-                source=args.training_reward,
-                functions=functions,
-                weights=self.reward_weights.tolist() if functions else (),
-                names=self.reward_func_names if functions else (),
-                invalid_action_penalty=args.invalid_action_penalty,
-                extra={"trainer_state": self.state},
-            ),
-            guidance=self.guidance_stage,
-            num_generations=self.num_generations,
-            gather=self._gather,
-            process_index=self.accelerator.process_index,
-            num_processes=self.accelerator.num_processes,
-        )
-        self.passes = PolicyPasses(
-            model=self.model,
-            ref_model=self.ref_model,
-            accelerator=self.accelerator,
-            gather=self._gather,
-            max_tokens=args.micro_batch_tokens,
-            pad_token_id=self._tokenizer.pad_token_id,
-            pad_to_multiple_of=self.pad_to_multiple_of if isinstance(self.pad_to_multiple_of, int) else None,
-        )
+        self.experience_maker = self._make_experience_maker(functions)
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._update_seconds = 0.0
@@ -242,10 +184,12 @@ class TASPOTrainer(GRPOTrainer):
         if self.args.sync_ref_model:
             self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
 
-    def _construction(self) -> Construction | None:
+    def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
+        """The stages of a rollout batch, put together from the configuration."""
         args, probes = self.args, self.environment_pool.probes
+        calls: list = []
         tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
-        return make_construction(
+        construction = make_construction(
             args.guidance,
             Composer(self._tokenizer, args.max_guidance_tokens, tags),
             analyzer=self.analyzer,
@@ -253,12 +197,77 @@ class TASPOTrainer(GRPOTrainer):
             max_evidence_items=args.max_evidence_items,
             max_guidance_items=args.max_guidance_items,
             max_chars=args.analyzer_context_chars,
-            on_reply=lambda request, reply: self._analyzer_calls.append((request, reply)),
+            on_reply=lambda request, reply: calls.append((request, reply)),
         )
+        guidance = GuidanceStage(construction, args.analyzer_workers, args.allocation)
+        window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self._reward_keywords: dict[str, Any] = {}
+        collector = Collector(
+            policy=TransformersPolicy(
+                self.model,
+                pad_token_id=self._tokenizer.pad_token_id,
+                eos_token_ids=self.eos_token_ids,
+                batch_tokens=args.generation_tokens,
+                cache_implementation=args.cache_implementation,
+                unwrap=self._model_for_generation,
+            ),
+            pool=self.environment_pool,
+            renderer=ChatRenderer(self._tokenizer, args.chat_template_kwargs),
+            rollout=RolloutSettings(
+                context=args.context,
+                history_length=args.history_length,
+                max_turns=args.max_turns,
+                max_completion_length=args.max_completion_length,
+                max_episode_tokens=args.max_episode_tokens,
+                max_prompt_length=args.max_prompt_length,
+                model_window=window,
+                environment_timeout=args.environment_timeout,
+            ),
+            rewards=RewardSettings(
+                source=args.training_reward,
+                functions=functions,
+                weights=self.reward_weights.tolist() if functions else (),
+                names=self.reward_func_names if functions else (),
+                invalid_action_penalty=args.invalid_action_penalty,
+                extra=self._reward_keywords,
+            ),
+            guidance=guidance,
+            num_generations=self.num_generations,
+            gather=self._gather,
+            process_index=self.accelerator.process_index,
+            num_processes=self.accelerator.num_processes,
+        )
+        passes = PolicyPasses(
+            get_model=lambda: self.model,
+            ref_model=self.ref_model,
+            accelerator=self.accelerator,
+            gather=self._gather,
+            max_tokens=args.micro_batch_tokens,
+            pad_token_id=self._tokenizer.pad_token_id,
+            pad_to_multiple_of=self.pad_to_multiple_of if isinstance(self.pad_to_multiple_of, int) else None,
+        )
+        settings = ExperienceSettings(
+            credit={
+                "allocation": args.allocation,
+                "clip": args.shift_clip,
+                "threshold": args.shift_threshold,
+                "temperature": args.score_temperature,
+                "weight_range": args.weight_range,
+                "step_size": args.weight_step_size,
+            },
+            max_tokens=args.micro_batch_tokens,
+            scale_rewards=args.scale_rewards,
+            mask_truncated=args.mask_truncated_completions,
+            has_reference=self.beta != 0.0,
+            has_entropy_bonus=self.entropy_coef != 0.0,
+            model_window=window,
+            records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
+            records_with_prompt_ids=args.save_trajectories == "full",
+        )
+        return ExperienceMaker(collector, guidance, passes, settings, calls)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
-        sampler = super()._get_train_sampler(dataset)
-        return _EpochSampler(sampler, lambda: int(self.state.epoch or 0))
+        return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
 
     @contextlib.contextmanager
     def _model_for_generation(self) -> Iterator[Any]:
@@ -273,123 +282,28 @@ class TASPOTrainer(GRPOTrainer):
         ):
             yield model
 
-    # ---- one rollout batch -----------------------------------------------------------------------------------------
+    # ---- training --------------------------------------------------------------------------------------------------
 
-    def _new_rollout(self, local_rows: list[dict[str, Any]]) -> Buffer:
-        """Play a rollout batch and turn it into this process's micro-batches."""
-        rows = self._gather(local_rows)[:: self.num_generations]
-        draw = self._step // self._steps_per_rollout
-        sampling = SamplingSettings(
-            self.temperature, self.top_p, self.top_k, self.min_p, self.args.generation_kwargs or {}
-        )
-        with self._timed("rollout"), self._progress(len(rows) * self.num_generations) as bar:
-            collected = self.collector.play(rows, sampling, self.args.seed, draw, lambda trajectory: bar.update())
-        trajectories = [member for one in collected for member in one.group.trajectories]
-        advantages, flat_G = self._advantages(collected)
-        guided: GuidanceBatch | None = None
-        credits: dict[str, Credit] = {}
+    def train(self, *args, **kwargs):
         try:
-            plan = self._plan_update(trajectories, advantages, draw)
-            # What needs no guidance is computed while the analyzer still works.
-            loss_rows = self._with_policy_logps(plan)
-            guided = self._collect_guidance()
-            credits = self._credit(trajectories, advantages, plan, guided)
+            return super().train(*args, **kwargs)
         finally:
-            # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
-            self._write_records(collected, guided, credits, draw)
-        self._log_rollout(collected, advantages, flat_G, guided, list(credits.values()))
-        return plan.batches(
-            {
-                index: with_credit(row, plan.rows[index], credits[plan.rows[index].traj_uid])
-                for index, row in loss_rows.items()
-            }
-        )
-
-    @property
-    def _steps_per_rollout(self) -> int:
-        return self.args.steps_per_generation * self.num_iterations
-
-    def _advantages(self, collected: Sequence[CollectedGroup]) -> tuple[list[float], list[bool]]:
-        rewards = [[t.reward if t.is_usable else None for t in one.group.trajectories] for one in collected]
-        advantages_G, flat_G = group_advantages(rewards, self.args.scale_rewards)
-        return [advantage for group in advantages_G for advantage in group], flat_G
-
-    def _plan_update(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], draw: int) -> UpdatePlan:
-        args = self.args
-        return plan_update(
-            trajectories,
-            advantages,
-            num_steps=max(1, args.steps_per_generation // args.gradient_accumulation_steps),
-            num_micro_steps=min(args.gradient_accumulation_steps, args.steps_per_generation),
-            max_tokens=args.micro_batch_tokens,
-            seed=derive_seed("deal", args.seed, draw),
-            all_contribute=self.beta != 0.0 or self.entropy_coef != 0.0,
-            mask_truncated=args.mask_truncated_completions,
-            process_index=self.accelerator.process_index,
-            num_processes=self.accelerator.num_processes,
-        )
-
-    def _with_policy_logps(self, plan: UpdatePlan) -> dict[int, LossRow]:
-        """The plan's rows with log pi_old (when the update leaves the policy that acted) and log pi_ref."""
-        is_off_policy = self._steps_per_rollout > self.args.gradient_accumulation_steps
-        with self._timed("logps"):
-            return self.passes.with_logps(plan, old=is_off_policy, reference=self.beta != 0.0)
-
-    def _collect_guidance(self) -> GuidanceBatch:
-        with self._timed("analyzer_visible"):
-            local = self.guidance_stage.collect()
-        shared = self._gather([local])
-        return GuidanceBatch(
-            guidance={uid: one for part in shared for uid, one in part.guidance.items()},
-            extractions={group_id: one for part in shared for group_id, one in part.extractions.items()},
-            work_seconds=max(part.work_seconds for part in shared),
-            visible_seconds=max(part.visible_seconds for part in shared),
-        )
-
-    def _credit(
-        self,
-        trajectories: Sequence[Trajectory],
-        advantages: Sequence[float],
-        plan: UpdatePlan,
-        guided: GuidanceBatch,
-    ) -> dict[str, Credit]:
-        """Shifts, support and weights of every trajectory of the global batch."""
-        args, by_uid = self.args, {t.uid: t for t in trajectories}
-        pairs = plan_pairs(plan.rows, by_uid, guided.guidance, self.rollout_settings.model_window)
-        with self._timed("scoring"):
-            scores = turn_scores(pairs, self.passes.score(pairs.pairs), by_uid)
-        return {
-            t.uid: assign_credit(
-                t.uid,
-                advantage,
-                scores_of(t, scores) if guided.guidance[t.uid] else (),
-                [turn.action_mask for turn in t.turns],
-                allocation=args.allocation,
-                clip=args.shift_clip,
-                threshold=args.shift_threshold,
-                temperature=args.score_temperature,
-                weight_range=args.weight_range,
-                step_size=args.weight_step_size,
-                no_guidance="" if guided.guidance[t.uid] else guided.guidance[t.uid].abstain_reason,
-            )
-            for t, advantage in zip(trajectories, advantages, strict=True)
-        }
-
-    # ---- the update ------------------------------------------------------------------------------------------------
+            self.environment_pool.close_instances()
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """One micro-step: its token-budget micro-batches, a forward and a backward each."""
         started = time.perf_counter()
         model.train()
-        if self._buffer is None or self._step % self._steps_per_rollout == 0:
+        if self._buffer is None or self._step % self._micro_steps_per_rollout == 0:
             self._buffer = self._new_rollout(inputs)
         micro_batches = self._buffer[self._step % self.args.steps_per_generation]
         update_started = time.perf_counter()
         self._loss_sums = {}
         losses = []
         for k, rows in enumerate(micro_batches):
-            with self._synchronised(model, k == len(micro_batches) - 1):
-                losses.append(Trainer.training_step(self, model, self.passes.collate(rows), num_items_in_batch))
+            with self._gradients_shared(model, k == len(micro_batches) - 1):
+                tensors = self.experience_maker.passes.collate(rows)
+                losses.append(Trainer.training_step(self, model, tensors, num_items_in_batch))
         self._log_update()
         self._update_seconds += time.perf_counter() - update_started
         self._step += 1
@@ -403,9 +317,41 @@ class TASPOTrainer(GRPOTrainer):
     def _prepare_inputs(self, inputs):
         return inputs  # `training_step` hands on tensors that are on the device already
 
+    def _new_rollout(self, local_rows: list[dict[str, Any]]) -> Buffer:
+        """Play a rollout batch and log it; returns this process's micro-batches."""
+        rows = self._gather(local_rows)[:: self.num_generations]
+        self._reward_keywords["trainer_state"] = self.state
+        with self._progress(len(rows) * self.num_generations, "rollout") as bar:
+            experience = self.experience_maker.make(
+                rows,
+                sampling=SamplingSettings(
+                    self.temperature, self.top_p, self.top_k, self.min_p, self.args.generation_kwargs or {}
+                ),
+                seed=self.args.seed,
+                draw=self._step // self._micro_steps_per_rollout,
+                step=self.state.global_step,
+                layout=self._update_layout(),
+                on_episode_end=lambda trajectory: bar.update(),
+            )
+        self._log_experience(experience)
+        return experience.micro_batches
+
+    @property
+    def _micro_steps_per_rollout(self) -> int:
+        return self.args.steps_per_generation * self.num_iterations
+
+    def _update_layout(self) -> UpdateLayout:
+        per_rollout, per_step = self.args.steps_per_generation, self.current_gradient_accumulation_steps
+        return UpdateLayout(
+            num_steps=max(1, per_rollout // self.args.gradient_accumulation_steps),
+            num_micro_steps=min(per_rollout, self.args.gradient_accumulation_steps),
+            share=min(1.0, per_rollout / per_step),
+            is_off_policy=self._micro_steps_per_rollout > self.args.gradient_accumulation_steps,
+        )
+
     @contextlib.contextmanager
-    def _synchronised(self, model: Any, is_last: bool) -> Iterator[None]:
-        """Gradients of all but the last micro-batch of a micro-step stay local."""
+    def _gradients_shared(self, model: Any, is_last: bool) -> Iterator[None]:
+        """Gradients of all but the last micro-batch of a micro-step stay on their process."""
         if is_last:
             yield
             return
@@ -442,24 +388,14 @@ class TASPOTrainer(GRPOTrainer):
             epsilon_high=self.epsilon_high,
             delta=self.args.delta,
             ref_logps=inputs.get("ref_logps"),
-            beta=self.beta if "ref_logps" in inputs else 0.0,
+            beta=self.beta if "ref_logps" in inputs else 0.0,  # a zero row has no reference
             use_bias_correction_kl=self.args.use_bias_correction_kl,
             entropies=output.entropies,
             entropy_coef=self.entropy_coef,
             importance_ratio=inputs.get("importance_ratios"),
         )
-        real = (inputs["coefficients"] != 0).to(output.logps.dtype)  # tokens of zero rows are not counted
-        sums = {
-            "tokens": real.sum(),
-            "policy_loss": terms.policy_loss,
-            "entropy": (output.entropies.detach() * real).sum(),
-            "clip_low": (terms.is_low_clipped * real).sum(),
-            "clip_high": (terms.is_high_clipped * real).sum(),
-        }
-        if terms.kl is not None:
-            sums["kl"] = (terms.kl * real).sum()
-        for name, value in sums.items():
-            self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value.detach()
+        for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
+            self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
         return terms.loss * self.accelerator.num_processes
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -487,7 +423,11 @@ class TASPOTrainer(GRPOTrainer):
         if data is None:
             raise ConfigurationError("`evaluate` needs an `eval_dataset`, here or in the trainer.")
         started = time.perf_counter()
-        result = self._play_evaluation(list(data))
+        try:
+            result = self._play_evaluation(list(data))
+        finally:
+            if not self.is_in_train:
+                self.environment_pool.close_instances()
         seconds = time.perf_counter() - started
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics().items()}
         metrics[f"{metric_key_prefix}_runtime"] = seconds
@@ -501,15 +441,15 @@ class TASPOTrainer(GRPOTrainer):
         return metrics
 
     def _play_evaluation(self, rows: list[dict[str, Any]]) -> EvaluationResult:
-        args = self.args
+        args, collector = self.args, self.experience_maker.collector
         mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
         with self._progress(len(mine) * self.num_generations_eval, "evaluation") as bar:
             result = evaluate_tasks(
                 mine,
-                policy=self.policy,
-                pool=self.environment_pool,
-                renderer=self.renderer,
-                rollout=self.rollout_settings,
+                policy=collector.policy,
+                pool=collector.pool,
+                renderer=collector.renderer,
+                rollout=collector.rollout,
                 sampling=SamplingSettings(args.eval_temperature, args.eval_top_p),
                 seed=args.eval_seed,
                 num_plays=self.num_generations_eval,
@@ -520,37 +460,30 @@ class TASPOTrainer(GRPOTrainer):
         plays = self._gather(list(result.plays))
         return EvaluationResult(tuple(plays), {**result.settings, "num_tasks": len(rows)})
 
-    # ---- logs, records, checkpoints --------------------------------------------------------------------------------
+    # ---- logs and checkpoints --------------------------------------------------------------------------------------
 
-    def _log_rollout(
-        self,
-        collected: Sequence[CollectedGroup],
-        advantages: Sequence[float],
-        flat_G: Sequence[bool],
-        guided: GuidanceBatch,
-        credits: Sequence[Credit],
-    ) -> None:
-        calls, self._analyzer_calls = self._gather(self._analyzer_calls), []
-        for name, value in rollout_report(collected, advantages, flat_G, guided, credits, calls).items():
-            self._metrics["train"][name].append(value)
-        trajectories = [member for one in collected for member in one.group.trajectories]
+    def _log_experience(self, experience: Experience) -> None:
+        """Hand a rollout batch to TRL's metrics and its table of completions."""
+        metrics, logs = self._metrics["train"], self._logs
+        for name, value in experience.metrics.items():
+            metrics[name].append(value)
+        trajectories = [member for one in experience.collected for member in one.group.trajectories]
         self.state.num_input_tokens_seen += sum(
             len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns
         )
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-
-        columns = sorted({column for one in collected for column in one.extra_logs})
-        for one in collected:
-            for column in columns:
-                missing = [None] * len(one.group.trajectories)
-                self._logs["extra"][column].extend(one.extra_logs.get(column, missing))
-        for trajectory, advantage in zip(trajectories, advantages, strict=True):
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        names = sorted({name for t in trajectories for name in t.rewards})
+        for trajectory, advantage in zip(trajectories, experience.advantages, strict=True):
             prompt, completion = conversation_of(trajectory)
-            self._logs["prompt"].append(prompt)
-            self._logs["completion"].append(completion)
-            self._logs["advantages"].append(advantage)
-            for name in {name for t in trajectories for name in t.rewards}:
-                self._logs["rewards"][name].append(trajectory.rewards.get(name))
+            logs["prompt"].append(prompt)
+            logs["completion"].append(completion)
+            logs["advantages"].append(advantage)
+            for name in names:
+                logs["rewards"][name].append(trajectory.rewards.get(name))
+        for column in sorted({column for one in experience.collected for column in one.extra_logs}):
+            for one in experience.collected:
+                missing = [None] * len(one.group.trajectories)
+                logs["extra"][column].extend(one.extra_logs.get(column, missing))
 
     def _log_update(self) -> None:
         """Averages over the loss tokens of one micro-step, over all processes."""
@@ -560,34 +493,9 @@ class TASPOTrainer(GRPOTrainer):
         for name, value in update_metrics(totals).items():
             self._metrics["train"][name].append(value)
 
-    def _write_records(
-        self,
-        collected: Sequence[CollectedGroup],
-        guided: GuidanceBatch | None,
-        credits: Mapping[str, Credit],
-        draw: int,
-    ) -> None:
-        if self.args.save_trajectories == "no" or not self.is_world_process_zero():
-            return
-        records = (
-            TrajectoryRecord(
-                trajectory=t,
-                group_id=one.group.group_id,
-                rollout=draw,
-                step=self.state.global_step,
-                extraction=guided.extractions.get(one.group.group_id) if guided else None,
-                guidance=guided.guidance.get(t.uid) if guided else None,
-                credit=credits.get(t.uid),
-            )
-            for one in collected
-            for t in one.group.trajectories
-        )
-        path = Path(self.args.output_dir) / "_trajectories" / f"rollout_{draw:06d}.jsonl"
-        write_records(path, records, with_prompt_ids=self.args.save_trajectories == "full")
-
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        is_partly_used = self._step % self._steps_per_rollout != 0
+        is_partly_used = self._step % self._micro_steps_per_rollout != 0
         state = TrainingState(self._step, self._buffer if is_partly_used else None, self._layout)
         save_state(output_dir, self.accelerator.process_index, state)
 
@@ -617,35 +525,16 @@ class TASPOTrainer(GRPOTrainer):
     def _gather(self, objects: list) -> list:
         return gather_object(objects) if self.accelerator.num_processes > 1 else objects
 
-    @contextlib.contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._metrics["train"][f"time/{stage}"].append(time.perf_counter() - started)
-
-    def _progress(self, total: int, name: str = "rollout") -> tqdm:
+    def _progress(self, total: int, name: str) -> tqdm:
         """A bar over episodes; appears only when a batch takes long."""
         is_quiet = self.args.disable_tqdm or not self.accelerator.is_local_main_process
         return tqdm(total=total, desc=name, unit="episode", leave=False, delay=5.0, disable=is_quiet)
 
     def close(self) -> None:
-        """Close environments and worker threads. May be called twice; training again afterwards is an error."""
-        self.guidance_stage.close()
+        """Close environments, worker threads and the analyzer. May be called twice; do not train afterwards."""
+        self.experience_maker.guidance.close()
         self.environment_pool.close()
         self.analyzer.close()
-
-
-class _EpochSampler(RepeatSampler):
-    """TRL's sampler with a permutation that depends on (seed, epoch) alone: a resumed run draws the same tasks."""
-
-    def __init__(self, sampler: RepeatSampler, epoch: Any):
-        self.__dict__.update(sampler.__dict__)
-        self._epoch = epoch
-
-    def __iter__(self):
-        if self.shuffle and self.seed is not None:
-            self.generator.manual_seed(self.seed + self._epoch())
-        return super().__iter__()
 
 
 @contextlib.contextmanager
@@ -659,7 +548,3 @@ def _overridden(args: TASPOConfig, **values: Any) -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(args, name, value)
-
-
-def _has_adapter(model: Any, peft_config: Any) -> bool:
-    return peft_config is not None or is_peft_model(model)

@@ -42,6 +42,7 @@ def plan_update(
     num_micro_steps: int,
     max_tokens: int,
     seed: int,
+    share: float = 1.0,
     all_contribute: bool = False,
     mask_truncated: bool = False,
     process_index: int = 0,
@@ -58,6 +59,8 @@ def plan_update(
             Bound on rows x longest row of a micro-batch.
         seed (`int`):
             Deals rows to optimizer steps.
+        share (`float`, *optional*, defaults to `1.0`):
+            This batch's share of an optimizer step, when several rollout batches feed one step.
         all_contribute (`bool`, *optional*, defaults to `False`):
             Keep rows with A_i = 0: with a KL term or an entropy bonus they move the policy too.
         mask_truncated (`bool`, *optional*, defaults to `False`):
@@ -88,7 +91,7 @@ def plan_update(
                     rows[row],
                     by_uid[rows[row].traj_uid],
                     num_trajectories=len(usable),
-                    factor=factor,
+                    factor=factor * share,
                     mask_truncated=mask_truncated,
                 )
     return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches))

@@ -44,7 +44,7 @@ class Composer:
         self._max_tokens = max_tokens
         tags = "|".join(re.escape(tag) for tag in {*ACTION_TAGS, *action_tags})
         self._tags = re.compile(rf"</?(?:{tags})>", re.IGNORECASE)
-        added = getattr(tokenizer, "get_added_vocab", dict)()
+        added: dict[str, int] = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
         self._special_texts = sorted(
             {text for text in (*tokenizer.all_special_tokens, *added) if text.strip()}, key=len, reverse=True
         )

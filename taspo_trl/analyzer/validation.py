@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..types import Evidence, Rejection, Source, Statement, Support, Trajectory
 from .quotes import action_fault, collapse, observation_fault
@@ -159,7 +159,7 @@ def _support_fault(support: SupportItem, target: Trajectory) -> str:
     return observation_fault(support.quote, turn.observation if support.field == "pre" else turn.next_observation)
 
 
-def _parse(model: type, raw: Any) -> tuple[Any, str]:
+def _parse(model: type[BaseModel], raw: Any) -> tuple[Any, str]:
     """(item, "") or (None, why it does not have the agreed shape)."""
     if not isinstance(raw, dict):
         return None, "item_not_an_object"

@@ -181,7 +181,7 @@ def check_environment(environment: Any) -> None:
         )
 
 
-def check_result(result: Any, expected: type, method: str, environment: Any) -> None:
+def check_result(result: Any, expected: type[ResetResult] | type[StepResult], method: str, environment: Any) -> None:
     """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless `result` is a sane `expected` record."""
     if not isinstance(result, expected):
         raise EnvironmentContractError(

@@ -46,7 +46,7 @@ class RemoteEnvironment:
     def __init__(self, factory: Factory):
         _check_importable(factory)
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload([_module_of(factory), __name__])
         self._connection, theirs = context.Pipe()

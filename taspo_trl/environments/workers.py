@@ -78,8 +78,8 @@ class EnvironmentPool:
         if not worker.stop():
             self.num_abandoned += 1
 
-    def close(self) -> None:
-        """Close every instance; safe to call twice."""
+    def close_instances(self) -> None:
+        """Close every instance, busy ones included; the pool makes new ones when it is used again."""
         workers = [*self._busy, *(worker for idle in self._idle.values() for worker in idle)]
         self._busy.clear()
         for idle in self._idle.values():
@@ -89,6 +89,10 @@ class EnvironmentPool:
             worker.stop()
         for worker in workers:
             worker.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Close every instance and forget the probes; safe to call twice. The pool cannot be used afterwards."""
+        self.close_instances()
         for name, backend in self._backends.items():
             if backend == "process" and name in self.probes:
                 self.probes.pop(name).close()

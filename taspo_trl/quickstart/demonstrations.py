@@ -96,7 +96,8 @@ def _episode(
     admissible = start.info["admissible_actions"]
     oracle.begin(start.info["task"], start.observation, admissible)
     context = WindowContext(renderer, environment.prompt, environment.history_length)
-    observation, history = start.observation, []
+    observation = start.observation
+    history: list[PastTurn] = []
     while True:
         view = EpisodeView(start.info["task"], observation, tuple(admissible), tuple(history))
         prompt = context.next(view)

@@ -102,8 +102,8 @@ def new_model(tokenizer: Any, settings: WarmStart) -> Any:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="eager",
     )
+    config._attn_implementation = "eager"
     return LlamaForCausalLM(config)
 
 
