@@ -51,6 +51,7 @@ class Engine:
     def start(self, game: Game) -> str:
         """Begin `game` and return its first observation."""
         with _LOCK:
+            self._game = None  # the library cannot serve it any longer, even if the new game cannot be begun
             # TextWorld keeps every fact that it ever made, 1.4 MB a game. They are values: equal ones may coexist.
             _memento_cache.clear()
             if self._library is None:

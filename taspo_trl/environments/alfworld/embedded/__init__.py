@@ -91,9 +91,10 @@ def _package_folder() -> Path:
     """Where `alfworld` is installed. It is not imported: that would make its data folder and set `ALFWORLD_DATA`."""
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
+        found = "is not installed" if spec is None else f"is hidden by {spec.origin}: rename that file"
         raise MissingDependencyError(
-            "The self-made ALFWorld games need the domain and grammar that `alfworld` ships. Install it with "
-            "`pip install taspo_trl[alfworld]`."
+            f"The self-made ALFWorld games need the domain and grammar of the package `alfworld`, which {found}. "
+            "`pip install taspo_trl[alfworld]` installs it."
         )
     return Path(spec.submodule_search_locations[0])
 
