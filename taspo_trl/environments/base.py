@@ -24,12 +24,13 @@ Subclassing [`TextEnvironment`] is optional: any object with these methods works
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from ..actions import ActionBlock
 from ..errors import EnvironmentContractError
+from ..text import is_unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ class StepResult:
     `info` keys that the rollout loop reads, besides `admissible_actions`:
 
     - `valid` (`bool`): whether the action was accepted; only accepted actions can become evidence. Defaults to True.
-    - `success` (`bool`): the verified verdict. Only `True` itself counts as success: not 1, not "true", not a score.
+    - `success` (`bool`): the verified verdict.
+
+    For both only `True` itself is a yes: not 1, not "true", not a score, and not `numpy.True_`, which is another
+    object: write `bool(...)` around a comparison of arrays. A value that is neither a `bool` nor None is warned about.
     """
 
     observation: str
@@ -171,6 +175,41 @@ def attribute(environment: Any, name: str) -> Any:
         return default.__get__(environment, type(environment)) if callable(default) else default
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What an environment declares of itself, read once from a fresh instance: a played one may have changed it."""
+
+    prompt: PromptTemplate
+    action_tags: tuple[str, ...]
+    history_length: int
+    max_turns: int
+
+
+def traits_of(environment: Any) -> Traits:
+    """The declarations of `environment`; [`~taspo_trl.errors.EnvironmentContractError`] for one of a wrong type."""
+    values = {name: attribute(environment, name) for name in Traits.__dataclass_fields__}
+    tags = values["action_tags"]
+    is_right = {
+        "prompt": isinstance(values["prompt"], PromptTemplate),
+        # A lone string is a sequence too: of one-letter tags.
+        "action_tags": isinstance(tags, list | tuple) and bool(tags) and all(isinstance(tag, str) for tag in tags),
+        "history_length": isinstance(values["history_length"], int) and values["history_length"] >= 0,
+        "max_turns": isinstance(values["max_turns"], int) and values["max_turns"] >= 1,
+    }
+    rules = {
+        "prompt": "a `taspo_trl.environments.PromptTemplate`",
+        "action_tags": 'a tuple of tag names, for example `("action",)`',
+        "history_length": "a whole number, 0 or more",
+        "max_turns": "a whole number, 1 or more",
+    }
+    for name, value in values.items():
+        if not is_right[name]:
+            raise EnvironmentContractError(
+                f"`{type(environment).__name__}.{name}` is {value!r:.80}; it must be {rules[name]}."
+            )
+    return Traits(**{**values, "action_tags": tuple(tags)})
+
+
 def check_environment(environment: Any) -> None:
     """Raise [`~taspo_trl.errors.EnvironmentContractError`] when `environment` lacks a method of the protocol."""
     missing = [name for name in ("reset", "step", "close") if not callable(getattr(environment, name, None))]
@@ -182,14 +221,27 @@ def check_environment(environment: Any) -> None:
 
 
 def check_result(result: Any, expected: type[ResetResult] | type[StepResult], method: str, environment: Any) -> None:
-    """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless `result` is a sane `expected` record."""
+    """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless `result` is a sane `expected` record.
+
+    What passes can be put into a prompt, a record and a file without another look.
+    """
+
+    def refuse(what: str, rule: str) -> NoReturn:
+        raise EnvironmentContractError(f"`{type(environment).__name__}.{method}` {what}; {rule}.")
+
     if not isinstance(result, expected):
-        raise EnvironmentContractError(
-            f"`{type(environment).__name__}.{method}` returned a {type(result).__name__}, it must return a "
-            f"`taspo_trl.environments.{expected.__name__}`."
-        )
+        refuse(f"returned a {type(result).__name__}", f"it must return a `taspo_trl.environments.{expected.__name__}`")
     if not isinstance(result.observation, str):
-        raise EnvironmentContractError(
-            f"`{type(environment).__name__}.{method}` gave an observation of type "
-            f"{type(result.observation).__name__}, it must be a string."
-        )
+        refuse(f"gave an observation of type {type(result.observation).__name__}", "it must be a string")
+    if not isinstance(result.info, Mapping):
+        refuse(f"gave an `info` of type {type(result.info).__name__}", "it must be a mapping")
+    actions = result.info.get("admissible_actions")
+    if isinstance(actions, str | bytes) or not (actions is None or isinstance(actions, Collection)):
+        refuse(f"gave the `admissible_actions` {actions!r:.80}", "they must be a list of strings")
+    for text in (result.observation, str(result.info.get("task", "")), *map(str, actions or ())):
+        if not is_unicode(text):
+            refuse(f"gave the text {text!r:.80}", "it holds half of a surrogate pair and cannot be encoded")
+    if isinstance(result, StepResult):
+        for name, flag in (("terminated", result.terminated), ("truncated", result.truncated)):
+            if not (isinstance(flag, int) or type(flag).__name__ in ("bool", "bool_")):  # numpy's have these names
+                refuse(f"gave {name}={flag!r:.80}", "it must be a bool")

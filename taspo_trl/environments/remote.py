@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import EnvironmentContractError, ServiceError
-from .base import ResetResult, StepResult
+from .base import ResetResult, StepResult, check_result
 
 
 Factory = Callable[[], Any]
@@ -44,7 +44,7 @@ class RemoteEnvironment:
     """
 
     def __init__(self, factory: Factory):
-        _check_importable(factory)
+        check_importable(factory)
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
@@ -115,8 +115,10 @@ def _serve(connection: Connection, factory: Factory) -> None:
                     environment = factory()
                 if method == "reset":
                     result = environment.reset(**arguments)
+                    check_result(result, ResetResult, method, environment)
                 else:
                     result = environment.step(arguments["action"])
+                    check_result(result, StepResult, method, environment)
                 answer = ("result", result)
                 pickle.dumps(answer)
             except ServiceError as error:
@@ -159,10 +161,11 @@ def _module_of(factory: Factory) -> str:
     return getattr(target, "__module__", None) or "__main__"
 
 
-def _check_importable(factory: Factory) -> None:
+def check_importable(factory: Factory) -> None:
+    """Raise [`~taspo_trl.errors.EnvironmentContractError`] unless another process can import `factory`."""
     try:
-        pickle.dumps(factory)
-        is_importable = _module_of(factory) != "__main__"
+        # A reference into the main module stands in the pickle by name; workers never import that module.
+        is_importable = b"__main__" not in pickle.dumps(factory)
     except Exception:
         is_importable = False
     if not is_importable:

@@ -7,6 +7,7 @@ instance that hangs in a thread can only be abandoned; one in a process (`remote
 from __future__ import annotations
 
 import contextlib
+import copy
 import queue
 import threading
 import time
@@ -14,9 +15,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ..errors import ConfigurationError
-from .base import ResetResult, StepResult, attribute, check_environment, check_result
-from .remote import Factory, RemoteEnvironment
+from ..errors import ConfigurationError, EnvironmentContractError
+from .base import ResetResult, StepResult, Traits, attribute, check_environment, check_result, traits_of
+from .remote import Factory, RemoteEnvironment, check_importable
 
 
 _CLOSE_SECONDS = 10.0
@@ -38,20 +39,39 @@ class EnvironmentPool:
         self._factories = dict(factories)
         self._idle: dict[str | None, list[Worker]] = {name: [] for name in self._factories}
         self._busy: set[Worker] = set()
+        self._leaving: set[Worker] = set()
+        """Given up, and about to close their instances."""
         self.num_abandoned = 0
         self.probes: dict[str | None, Any] = {}
         """One instance of each environment in this process: what prompts, tags and texts are read from."""
+        self.traits: dict[str | None, Traits] = {}
         self._backends: dict[str | None, str] = {}
-        for name, factory in self._factories.items():
-            probe = factory()
-            check_environment(probe)
-            self.probes[name] = probe
-            self._backends[name] = attribute(probe, "worker") if backend == "auto" else backend
-            if self._backends[name] == "thread":
-                self._idle[name].append(Worker(factory, name, probe))  # the probe is not wasted
+        try:
+            for name in self._factories:
+                self._add(name, backend)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, name: str | None, backend: str) -> None:
+        factory = self._factories[name]
+        self.probes[name] = probe = factory()
+        check_environment(probe)
+        self.traits[name] = traits_of(probe)
+        self._backends[name] = chosen = attribute(probe, "worker") if backend == "auto" else backend
+        if chosen == "thread":
+            self._idle[name].append(Worker(factory, name, probe))  # the probe is not wasted
+        elif chosen == "process":
+            check_importable(factory)
+        else:
+            raise EnvironmentContractError(
+                f"`{type(probe).__name__}.worker` is {chosen!r}; it must be 'thread' or 'process'."
+            )
 
     def acquire(self, name: str | None) -> Worker:
         """A worker with an instance of environment `name`, for one episode."""
+        if not self.probes:
+            raise RuntimeError("The environment pool is closed.")
         if name not in self._factories:
             known = ", ".join(repr(known) for known in self._factories if known is not None) or "the unnamed one"
             raise ConfigurationError(
@@ -75,7 +95,10 @@ class EnvironmentPool:
     def discard(self, worker: Worker) -> None:
         """Give up a worker whose call failed or hangs."""
         self._busy.discard(worker)
-        if not worker.stop():
+        self._leaving = {one for one in self._leaving if one.is_alive}
+        if worker.stop():
+            self._leaving.add(worker)
+        else:
             self.num_abandoned += 1
 
     def close_instances(self) -> None:
@@ -87,15 +110,17 @@ class EnvironmentPool:
         deadline = time.monotonic() + _CLOSE_SECONDS
         for worker in workers:
             worker.stop()
-        for worker in workers:
+        for worker in (*workers, *self._leaving):
             worker.join(max(0.0, deadline - time.monotonic()))
+        self._leaving.clear()
 
     def close(self) -> None:
         """Close every instance and forget the probes; safe to call twice. The pool cannot be used afterwards."""
         self.close_instances()
-        for name, backend in self._backends.items():
-            if backend == "process" and name in self.probes:
-                self.probes.pop(name).close()
+        for name, probe in self.probes.items():
+            if self._backends.get(name) != "thread":  # those of threads were instances too
+                with contextlib.suppress(Exception):
+                    probe.close()
         self.probes.clear()
 
 
@@ -113,10 +138,16 @@ class Worker:
         self._thread.start()
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> Future[ResetResult]:
-        return self._submit("reset", {**row, "seed": seed})
+        # A copy: what an instance does to its row must not reach the other members of the group, nor the record.
+        return self._submit("reset", {**copy.deepcopy(dict(row)), "seed": seed})
 
     def step(self, action: str) -> Future[StepResult]:
         return self._submit("step", {"action": action})
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the instance is not yet closed."""
+        return self._thread.is_alive()
 
     def stop(self) -> bool:
         """Have the instance closed once its current call returns. False when that call cannot be ended."""
@@ -137,9 +168,11 @@ class Worker:
         return future
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None and not self._is_stopped:
+        while (call := self._calls.get()) is not None:
             method, arguments, future = call
             self._is_in_call = True
+            if self._is_stopped:  # read behind the flag above: either `stop` sees the call, or the call sees the stop
+                break
             try:
                 result = self._call(method, arguments)
             except BaseException as error:  # the episode's outcome, delivered through the future
@@ -148,6 +181,7 @@ class Worker:
             else:
                 self._is_in_call = False
                 future.set_result(result)
+        self._is_in_call = False
         if self._environment is not None:
             with contextlib.suppress(Exception):  # an instance that cannot even close has nothing left to lose
                 self._environment.close()
@@ -155,6 +189,8 @@ class Worker:
     def _call(self, method: str, arguments: dict[str, Any]) -> Any:
         if self._environment is None:
             self._environment = self._factory()
+            if self._is_stopped:  # nobody waits any more, and a process made too late to be killed must not be called
+                raise RuntimeError("The worker was given up while its environment was being made.")
         if method == "reset":
             result = self._environment.reset(**arguments)
             check_result(result, ResetResult, "reset", self._environment)
