@@ -21,7 +21,13 @@ from taspo_trl.environments import ALFWorldEnvironment
 from taspo_trl.environments.alfworld.games import find_game_file, find_games, read_game
 from taspo_trl.environments.remote import RemoteEnvironment
 
-from .alfworld_helpers import official_games, our_transcript, own_cache, stock_transcript  # noqa: F401 (fixtures)
+from .alfworld_helpers import (  # noqa: F401 (fixtures)
+    needs_stock_engine,
+    official_games,
+    our_transcript,
+    own_cache,
+    stock_transcript,
+)
 
 
 NUM_WORKERS = 3
@@ -69,6 +75,7 @@ def test_the_validation_games_are_won_by_their_walkthroughs_in_parallel_workers(
     assert {task for task, outcome in outcomes.items() if outcome != [True, True]} == set()
 
 
+@needs_stock_engine
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "valid_seen", "valid_unseen"])
 def test_transcripts_are_those_of_the_stock_engine(official_games: Path, split: str):  # noqa: F811
