@@ -5,6 +5,7 @@ The shop itself is shared by all instances of a process, so instances cost nothi
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,8 @@ class WebShopEnvironment(TextEnvironment):
         from datasets import Dataset
 
         shop = open_shop(catalogue, goals, price_seed, goal_seed)
-        return Dataset.from_list(
-            [_row(shop, number, split) for number in split_goals(split, shop.goals, shop.catalogue)[:limit]]
-        )
+        numbers = islice(split_goals(split, shop.goals, shop.catalogue), limit)
+        return Dataset.from_list([_row(shop, number, split) for number in numbers])
 
     def reset(  # type: ignore[override]  # the columns are this environment's own
         self, *, seed: int, goal: int, digest: str | None = None, catalogue_id: str | None = None, **row: Any

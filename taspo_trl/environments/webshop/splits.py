@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from ...errors import ConfigurationError
@@ -34,8 +35,8 @@ def split_ranges(num_goals: int) -> dict[str, range]:
     return {"test": range(test_end), "eval": range(test_end, eval_end), "train": range(eval_end, num_goals)}
 
 
-def split_goals(split: str, book: GoalBook, catalogue: Catalogue) -> list[int]:
-    """The goal numbers of `split`: one of [`SPLITS`], several joined by `+`, or `test_128`."""
+def split_goals(split: str, book: GoalBook, catalogue: Catalogue) -> Iterable[int]:
+    """The goal numbers of `split`, in order: one of [`SPLITS`], several joined by `+`, or `test_128`."""
     if split == MANIFEST_SPLIT:
         manifest = stored_manifest(book, catalogue) or build_manifest(book, catalogue)
         check_manifest(manifest, book, catalogue)
@@ -48,7 +49,7 @@ def split_goals(split: str, book: GoalBook, catalogue: Catalogue) -> list[int]:
             f"`split` must be one of {', '.join(SPLITS)}, some of them joined by '+', or {MANIFEST_SPLIT}, "
             f"got {split!r}."
         )
-    return [goal for name in names for goal in ranges[name]]
+    return chain.from_iterable(ranges[name] for name in names)
 
 
 def build_manifest(book: GoalBook, catalogue: Catalogue, size: int = MANIFEST_SIZE) -> dict[str, Any]:
