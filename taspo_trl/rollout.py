@@ -7,24 +7,28 @@ Whatever goes wrong in one episode ends that episode, with its reason; the other
 
 from __future__ import annotations
 
-import math
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from .actions import find_action
 from .contexts import ChatRenderer, Context, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
-from .environments.base import ResetResult, StepResult, attribute
+from .environments.answers import admissible_actions, finite_number, verdict
+from .environments.base import ResetResult, StepResult, Traits, attribute
 from .environments.remote import EnvironmentDied
 from .environments.workers import EnvironmentPool, Worker
 from .errors import ServiceError
 from .policy import Generation, GenerationRequest, Policy
 from .tasks import EpisodeSpec
+from .text import as_unicode
 from .tokens import action_token_mask
 from .types import StopReason, Trajectory, TrajectoryGroup, Turn
+
+
+_ERROR_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ class _Episode:
     spec: EpisodeSpec
     worker: Worker
     environment: Any
-    """The probe in this process; texts and tags only."""
+    """The probe in this process: `reply_fault` and `action_of` only."""
+    traits: Traits
     contexts: WindowContext | ConversationContext
     max_turns: int
     started: float = field(default_factory=time.monotonic)
@@ -148,7 +153,7 @@ class _Loop:
         self.answers: queue.SimpleQueue[tuple[_Episode, Future]] = queue.SimpleQueue()
         self.waiting: dict[int, tuple[_Episode, Future, float]] = {}
         """Environment calls in flight: id of the episode -> (episode, future, deadline)."""
-        self.num_generating = 0
+        self.unfinished: dict[str, _Episode] = {}
         self.finished: dict[str, Trajectory] = {}
         self.group_sizes: dict[str, int] = {}
         self.groups: dict[str, list[Trajectory]] = {}
@@ -168,41 +173,41 @@ class _Loop:
                 self._handle_answers()
                 self._end_overdue()
         finally:
-            for episode, _, _ in self.waiting.values():  # only after an exception, Ctrl-C included
+            for episode in self.unfinished.values():  # only after an exception, Ctrl-C included
                 self.pool.discard(episode.worker)
         return [self.finished[spec.uid] for spec in self.specs]
 
     # ---- one episode -----------------------------------------------------------------------------------------------
 
     def _start(self, spec: EpisodeSpec) -> None:
-        environment = self.pool.probes.get(spec.environment)
         worker = self.pool.acquire(spec.environment)
-        limit = self.settings.max_turns
-        episode = _Episode(
+        traits, limit = self.pool.traits[spec.environment], self.settings.max_turns
+        episode = self.unfinished[spec.uid] = _Episode(
             spec=spec,
             worker=worker,
-            environment=environment,
-            contexts=self._contexts(environment),
-            max_turns=attribute(environment, "max_turns") if limit is None else limit,
+            environment=self.pool.probes[spec.environment],
+            traits=traits,
+            contexts=self._contexts(traits),
+            max_turns=traits.max_turns if limit is None else limit,
         )
         self._await_environment(episode, worker.reset(spec.seed, spec.row))
 
-    def _contexts(self, environment: Any) -> WindowContext | ConversationContext:
-        settings, template = self.settings, attribute(environment, "prompt")
+    def _contexts(self, traits: Traits) -> WindowContext | ConversationContext:
+        settings, template = self.settings, traits.prompt
         window = settings.model_window - 1 if settings.model_window else None
         limits = [limit for limit in (settings.max_prompt_length, window) if limit is not None]
         max_length = min(limits) if limits else None
         if settings.context == "conversation":
             return ConversationContext(self.renderer, template, max_length)
         length = settings.history_length
-        shown = attribute(environment, "history_length") if length is None else length
+        shown = traits.history_length if length is None else length
         return WindowContext(self.renderer, template, shown, max_length)
 
     def _on_reset(self, episode: _Episode, result: ResetResult) -> None:
         episode.observation = result.observation
         episode.task = str(result.info.get("task") or result.observation)
         episode.family = str(result.info.get("family") or episode.spec.row.get("family") or "all")
-        episode.admissible_actions = _admissible(result.info)
+        episode.admissible_actions = admissible_actions(result.info)
         self._ask_policy(episode)
 
     def _ask_policy(self, episode: _Episode) -> None:
@@ -229,38 +234,40 @@ class _Loop:
         if settings.model_window is not None:
             max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
         request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
-        self.num_generating += 1
         future = self.policy.submit(request)
         future.add_done_callback(lambda done: self.answers.put((episode, done)))
 
     def _on_reply(self, episode: _Episode, generation: Generation) -> None:
-        tags = tuple(attribute(episode.environment, "action_tags"))
         text = self.tokenizer.decode(
             list(generation.reply_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        block = find_action(text, tags)
-        episode.generation, episode.reply_text = generation, text
+        block = find_action(text, episode.traits.action_tags)
+        episode.generation, episode.reply_text, episode.action = generation, text, ""
         try:
             episode.fault = attribute(episode.environment, "reply_fault")(text, block)
-            episode.action = attribute(episode.environment, "action_of")(block) if block is not None else ""
+            action = attribute(episode.environment, "action_of")(block) if block is not None else ""
         except Exception as error:  # the environment's own code, like `step`
-            self._end(episode, StopReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+            self._end(episode, StopReason.ENV_ERROR, _error_text(error))
             return
+        if not isinstance(action, str):
+            self._end(episode, StopReason.ENV_ERROR, f"`action_of` returned {action!r:.80}, it must return a string")
+            return
+        episode.action = action
         self._await_environment(episode, episode.worker.step(episode.action))
 
     def _on_step(self, episode: _Episode, result: StepResult) -> None:
-        reward = _number(result.reward)
+        reward = finite_number(result.reward)
         if reward is None:
             self._end(
-                episode, StopReason.REWARD_ERROR, f"`step` gave the reward {result.reward!r}, not a finite number"
+                episode, StopReason.REWARD_ERROR, f"`step` gave the reward {result.reward!r:.80}, not a finite number"
             )
             return
         episode.reward += reward
-        is_valid = result.info.get("valid", True) is not False and not episode.fault
-        self._add_turn(episode, result.observation, is_valid, reward)
-        episode.success = result.info.get("success") is True
+        is_accepted = verdict(result.info, "valid", episode.environment, default=True)
+        self._add_turn(episode, result.observation, is_accepted and not episode.fault, reward)
+        episode.success = verdict(result.info, "success", episode.environment, default=False)
         episode.observation = result.observation
-        episode.admissible_actions = _admissible(result.info)
+        episode.admissible_actions = admissible_actions(result.info)
         if result.terminated or result.truncated or len(episode.turns) >= episode.max_turns:
             if episode.success:
                 reason = StopReason.SOLVED
@@ -277,7 +284,7 @@ class _Loop:
     def _add_turn(self, episode: _Episode, next_observation: str, is_valid: bool, reward: float) -> None:
         prompt, generation = episode.prompt, episode.generation
         assert prompt is not None and generation is not None
-        tags = tuple(attribute(episode.environment, "action_tags"))
+        tags = episode.traits.action_tags
         episode.turns.append(
             Turn(
                 prompt_ids=prompt.prompt_ids,
@@ -320,6 +327,7 @@ class _Loop:
             self.pool.discard(episode.worker)  # its instance is in an unknown state
         else:
             self.pool.release(episode.worker)
+        del self.unfinished[spec.uid]
         self.finished[spec.uid] = trajectory
         if self.on_episode_end is not None:
             self.on_episode_end(trajectory)
@@ -339,7 +347,7 @@ class _Loop:
         """Wait for at least one answer or the next deadline, then take what has arrived."""
         try:
             self._handle(*self.answers.get(timeout=self._seconds_to_deadline()))
-            while True:
+            for _ in range(self.answers.qsize()):  # not "until empty": fast answers would put off the deadlines
                 self._handle(*self.answers.get_nowait())
         except queue.Empty:
             pass
@@ -350,11 +358,9 @@ class _Loop:
             del self.waiting[id(episode)]
         elif episode.spec.uid in self.finished:
             return  # a late answer of an episode that was given up
-        else:
-            self.num_generating -= 1
-        error = future.exception()
+        error = CancelledError("the request was cancelled") if future.cancelled() else future.exception()
         if error is not None:
-            self._end(episode, _reason_of(error, is_environment=call is not None), f"{type(error).__name__}: {error}")
+            self._end(episode, _reason_of(error, is_environment=call is not None), _error_text(error))
         elif isinstance(result := future.result(), ResetResult):
             self._on_reset(episode, result)
         elif isinstance(result, StepResult):
@@ -387,15 +393,6 @@ def _reason_of(error: BaseException, is_environment: bool) -> StopReason:
     return StopReason.ENV_DIED if isinstance(error, EnvironmentDied) else StopReason.ENV_ERROR
 
 
-def _number(value: Any) -> float | None:
-    """A reward as a float; None for what is missing, no number, or not finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _admissible(info: Mapping[str, Any]) -> tuple[str, ...] | None:
-    actions = info.get("admissible_actions")
-    return None if actions is None else tuple(str(action) for action in actions)
+def _error_text(error: BaseException) -> str:
+    """For records: short, and without the bytes of an undecodable file name that no file takes."""
+    return as_unicode(f"{type(error).__name__}: {error}")[:_ERROR_CHARS]

@@ -58,7 +58,7 @@ class StepResult:
     - `success` (`bool`): the verified verdict.
 
     For both only `True` itself is a yes: not 1, not "true", not a score, and not `numpy.True_`, which is another
-    object: write `bool(...)` around a comparison of arrays. A value that is neither a `bool` nor None is warned about.
+    object: write `bool(...)` around a comparison of arrays. None counts as absent; other types are warned about.
     """
 
     observation: str
@@ -238,7 +238,9 @@ def check_result(result: Any, expected: type[ResetResult] | type[StepResult], me
     actions = result.info.get("admissible_actions")
     if isinstance(actions, str | bytes) or not (actions is None or isinstance(actions, Collection)):
         refuse(f"gave the `admissible_actions` {actions!r:.80}", "they must be a list of strings")
-    for text in (result.observation, str(result.info.get("task", "")), *map(str, actions or ())):
+    texts = [result.observation, *(result.info.get(name, "") for name in ("task", "family"))]
+    texts.extend(() if actions is None else actions)
+    for text in map(str, texts):
         if not is_unicode(text):
             refuse(f"gave the text {text!r:.80}", "it holds half of a surrogate pair and cannot be encoded")
     if isinstance(result, StepResult):
