@@ -7,6 +7,7 @@ import json
 import lzma
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -202,9 +203,7 @@ def test_disk_and_memory_catalogues_are_the_same_shop(both):
     assert [memory.entry(number) for number in range(len(memory))] == [disk.entry(number) for number in range(3)]
     assert [entry.product.asin for entry in map(memory.entry, range(3))] == ["A1", "A2", "A3"]
     for name in ("price_ranges", "synthetic", "human"):
-        assert (getattr(memory, name) == getattr(disk, name)).tolist() == (
-            getattr(memory, name) == getattr(memory, name)
-        ).tolist()
+        np.testing.assert_array_equal(getattr(memory, name), getattr(disk, name))
     assert memory.synthetic.tolist() == [[0, 2]]
     assert memory.human.tolist() == [[2, 0], [2, 1]]
     for query in ("mug", "tea", "red tea pot", "nothing", "glazed"):

@@ -85,9 +85,12 @@ def open_shop(
     goal_seed: int = GOAL_SEED,
 ) -> Shop:
     """The process's copy of a shop. See [`open_catalogue`] and [`~taspo_trl.environments.webshop.goals.GoalBook`]."""
-    key = ("shop", catalogue_source(catalogue), goals, price_seed, goal_seed)
-    book = (goals, price_seed, goal_seed)
-    return _once(key, lambda: Shop(opened := open_catalogue(catalogue), GoalBook(opened, *book)))
+
+    def make() -> Shop:
+        opened = open_catalogue(catalogue)
+        return Shop(opened, GoalBook(opened, goals, price_seed, goal_seed))
+
+    return _once(("shop", catalogue_source(catalogue), goals, price_seed, goal_seed), make)
 
 
 def _load(source: str) -> Catalogue:
