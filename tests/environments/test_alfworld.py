@@ -107,6 +107,19 @@ def test_processes_that_build_the_embedded_games_at_once_agree(tmp_path):
     assert [path.name for path in (tmp_path / "alfworld").iterdir()] == [Path(folders.pop()).name]
 
 
+def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
+    def write_half(folder: Path, package: Path) -> None:
+        (folder / "embedded").mkdir()
+        assert [path.name[0] for path in (tmp_path / "alfworld").iterdir()] == ["."]
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("TASPO_CACHE", str(tmp_path))
+    monkeypatch.setattr(embedded, "write_games", write_half)
+    with pytest.raises(KeyboardInterrupt):
+        embedded.embedded_folder.__wrapped__()
+    assert list((tmp_path / "alfworld").iterdir()) == []
+
+
 def test_making_the_embedded_games_touches_no_data_folder(tmp_path):
     program = """
 import os
