@@ -110,7 +110,8 @@ def _project(
     want_entropies: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N, H) hidden states -> (N,) log-probabilities of `targets`, (N,) entropies or None."""
-    weight, bias = head.weight, getattr(head, "bias", None)
+    weight: Any = head.weight
+    bias: Any = getattr(head, "bias", None)
     hidden, targets = hidden.to(weight.device), targets.to(weight.device)
     if hasattr(weight, "full_tensor"):  # FSDP2 shards parameters as DTensors
         weight = weight.full_tensor()

@@ -44,7 +44,10 @@ def action_token_mask(
     ids = [int(i) for i in reply_ids]
     block = find_action(_decode(tokenizer, ids), tags) if ids else None
     if block is not None:
-        return [start < block.end and block.start < end for start, end in token_spans(tokenizer, ids)]
+        return [
+            start < end and start < block.end and block.start < end  # a token without text overlaps nothing
+            for start, end in token_spans(tokenizer, ids)
+        ]
 
     mask = [False] * len(ids)
     block = find_action(reply_text, tags) if reply_text else None
@@ -63,16 +66,19 @@ def token_spans(tokenizer: Any, ids: Sequence[int]) -> list[tuple[int, int]]:
     """For each id the half-open character range that it takes part in.
 
     The ranges refer to `tokenizer.decode(ids, skip_special_tokens=True)`. No id is trusted to decode alone: ids that
-    only together make a character share one range, and special tokens get an empty one.
+    only together make a character share one range. Ids without text, such as special tokens, get an empty one.
     """
     ids = list(ids)
     whole = _decode(tokenizer, ids)
     groups = _window_groups(tokenizer, ids)
     if "".join(text for _, text in groups) != whole:
         groups = _prefix_groups(tokenizer, ids, whole)
-    spans, position = [], 0
+    spans: list[tuple[int, int]] = []
+    position = 0
     for size, text in groups:
-        spans.extend([(position, position + len(text))] * size)
+        for i in ids[len(spans) : len(spans) + size]:
+            is_silent = size > 1 and _is_special(tokenizer, i)
+            spans.append((position, position if is_silent else position + len(text)))
         position += len(text)
     return spans
 
@@ -80,33 +86,51 @@ def token_spans(tokenizer: Any, ids: Sequence[int]) -> list[tuple[int, int]]:
 def _window_groups(tokenizer: Any, ids: list[int]) -> list[tuple[int, str]]:
     """(number of ids, their joint text) in order, each group decoded behind the one before it: linear time."""
     groups: list[tuple[int, str]] = []
-    context, start = 0, 0  # the group before the open one, and the open one
+    context = 0  # where the group before the open ids begins
     before = ""
+    texts: list[str] = []  # of the context and the first, the first two, ... open ids
     for end in range(1, len(ids) + 1):
-        window = _decode(tokenizer, ids[context:end])
-        if window.endswith(_REPLACEMENT) and end < len(ids):
+        texts.append(_decode(tokenizer, ids[context:end]))
+        if texts[-1].endswith(_REPLACEMENT) and end < len(ids):
             continue  # probably not yet a whole character
-        groups.append((end - start, window[len(before) :]))
-        context, start = start, end
-        before = _decode(tokenizer, ids[context:start])
+        groups.extend(_settled_groups(texts, len(before)))
+        context = end - groups[-1][0]
+        before = _decode(tokenizer, ids[context:end])
+        texts = []
     return groups
 
 
 def _prefix_groups(tokenizer: Any, ids: list[int], whole: str) -> list[tuple[int, str]]:
     """As [`_window_groups`], from decoded prefixes: quadratic, for decoders that look back further than one group."""
+    return _settled_groups([*(_decode(tokenizer, ids[:end]) for end in range(1, len(ids))), whole], 0)
+
+
+def _settled_groups(texts: list[str], position: int) -> list[tuple[int, str]]:
+    """Groups of ids from the texts of ever more ids, the first `position` characters belonging to earlier ones.
+
+    A group ends where the text so far is a part of the last one and every later text is longer: an invalid byte stays
+    what it is and is no part of the character behind it, an unfinished character waits for its other bytes.
+    """
+    ends, shortest = [], len(texts[-1]) + 1
+    for k in range(len(texts), 0, -1):
+        text = texts[k - 1]
+        if len(text) < shortest and texts[-1].startswith(text):
+            ends.append(k)
+        shortest = min(shortest, len(text))
     groups: list[tuple[int, str]] = []
-    start, position = 0, 0
-    for end in range(1, len(ids) + 1):
-        prefix = whole if end == len(ids) else _decode(tokenizer, ids[:end])
-        if not whole.startswith(prefix) or len(prefix) < position:
-            continue
-        groups.append((end - start, prefix[position:]))
-        start, position = end, len(prefix)
+    start = 0
+    for end in reversed(ends):
+        groups.append((end - start, texts[end - 1][position:]))
+        start, position = end, len(texts[end - 1])
     return groups
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _is_special(tokenizer: Any, token_id: int) -> bool:
+    return not _decode(tokenizer, [token_id]) and bool(tokenizer.decode([token_id]))
 
 
 def _find(ids: list[int], wanted: list[int]) -> int | None:

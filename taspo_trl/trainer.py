@@ -165,9 +165,9 @@ class TASPOTrainer(GRPOTrainer):
         for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
 
-        if not isinstance(environment_factory, Mapping):
-            environment_factory = {None: environment_factory}
-        self.environment_pool = EnvironmentPool(environment_factory, args.environment_backend)
+        is_routed = isinstance(environment_factory, Mapping)
+        factories: Any = environment_factory if is_routed else {None: environment_factory}
+        self.environment_pool = EnvironmentPool(factories, args.environment_backend)
         self.analyzer = analyzer if analyzer is not None else ExtractiveAnalyzer()
         self.experience_maker = self._make_experience_maker(functions)
         self._buffer: Buffer | None = None
