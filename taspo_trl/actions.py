@@ -32,8 +32,9 @@ class ActionBlock:
 def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     names = "|".join(re.escape(tag) for tag in tags)
     return (
-        re.compile(rf"<({names})>(.*?)</\1>", re.IGNORECASE | re.DOTALL),
-        re.compile(rf"<(?:{names})>", re.IGNORECASE),
+        # ASCII, or case folding takes `<ſearch>` and `<actıon>` for tags.
+        re.compile(rf"<({names})>(.*?)</\1>", re.ASCII | re.IGNORECASE | re.DOTALL),
+        re.compile(rf"<(?:{names})>", re.ASCII | re.IGNORECASE),
     )
 
 
