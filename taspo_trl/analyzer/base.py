@@ -15,6 +15,15 @@ Stage = Literal["extraction", "alignment"]
 
 
 @dataclass(frozen=True, slots=True)
+class FailedAnswer:
+    """An answer that could not be read, shown to the analyzer once."""
+
+    text: str
+    fault: str
+    """What is wrong with it, in words."""
+
+
+@dataclass(frozen=True, slots=True)
 class AnalyzerRequest:
     """One question to the analyzer."""
 
@@ -23,6 +32,8 @@ class AnalyzerRequest:
     """The instructions: a constant of the package or of the user, never made from environment text."""
     payload: Mapping[str, Any]
     """Plain JSON data: the only place where recorded text stands."""
+    failed: FailedAnswer | None = None
+    """Set when the same question is asked a second time, because the first answer could not be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """An analyzer's text to the one JSON object in it, or the reason why it is rejected whole.
 
-Pure. Nothing is guessed: text around the object, a second object, or a cut answer is a reject.
+Pure. What can be read in one way only is read: a fence or prose around a single object, thoughts before it, raw line
+breaks inside strings, a missing comma. Nothing is guessed: a second object, a repeated key, a cut answer is a reject.
 """
 
 from __future__ import annotations
@@ -8,51 +9,191 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 
 MAX_CHARS = 200_000
 """A longer answer is rejected unread: 4,096 tokens never need so much."""
 MAX_DEPTH = 40
+_MAX_REPAIR_CHARS = 40_000  # json-repair goes back and forth over text that it cannot follow
 
-_FENCE = re.compile(r"\A```(?:json|JSON)?[ \t]*\n(.*?)\n?[ \t]*```\Z", re.DOTALL)
+_FENCE = re.compile(r"\A```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\Z", re.DOTALL | re.IGNORECASE)
+_FENCE_LINE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
+_OPEN_THOUGHT = re.compile(r"\A<(think|thinking|thought|reasoning)>", re.IGNORECASE)
+_CLOSED_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_LITERALS = {"True": "true", "False": "false", "None": "null"}
+_LITERAL = re.compile(r"\b(?:True|False|None)\b")
+_FORGIVEN = re.compile(r"[\s,'\"\\]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """What an analyzer's text holds."""
+
+    value: dict[str, Any] | None
+    """The object; None when the text is rejected whole."""
+    fault: str = ""
+    """Why it is rejected; empty when it is not."""
+    is_repaired: bool = False
+    """The object was not written as JSON, but could be read in one way only."""
 
 
 def parse_object(text: str) -> tuple[dict[str, Any] | None, str]:
-    """The single JSON object that `text` consists of.
+    """(object, "") or (None, reason); see [`read_answer`]."""
+    read = read_answer(text)
+    return read.value, read.fault
 
-    A byte order mark and one Markdown fence (bare or `json`) around the whole answer are taken off.
 
-    Returns:
-        `tuple[dict | None, str]`: (object, "") or (None, reason).
+def read_answer(text: str, is_cut: bool = False) -> ReadAnswer:
+    """The single JSON object of an answer.
+
+    Args:
+        text (`str`):
+            The answer as it came.
+        is_cut (`bool`, *optional*, defaults to `False`):
+            The server said that the answer was cut at its output limit: it is then read as it stands or not at all.
     """
-    text = text.lstrip("\ufeff").strip()
+    text = text.strip("\ufeff \t\r\n")
     if not text:
-        return None, "empty_answer"
+        return ReadAnswer(None, "empty_answer")
     if len(text) > MAX_CHARS:
-        return None, "answer_too_long"
+        return ReadAnswer(None, "answer_too_long")
+    value, fault = _strict(text)
+    if not fault:
+        return ReadAnswer(value)
+    if fault != "not_json":
+        return ReadAnswer(None, fault)
+
+    text, fault = _without_thoughts(text)
+    if fault:
+        return ReadAnswer(None, fault)
     fenced = _FENCE.match(text)
-    if fenced:
-        text = fenced.group(1).strip()
+    inner = fenced.group(1).strip() if fenced else text
+    value, fault = _strict(inner)
+    if fault == "not_json" and not is_cut:
+        candidate, fault = _single_object(inner)
+        if candidate:
+            value, fault = _strict(candidate)
+            if fault == "not_json":
+                return _repaired(candidate)
+    return ReadAnswer(value, fault)
+
+
+def _strict(text: str) -> tuple[dict[str, Any] | None, str]:
+    """JSON, with raw line breaks and tabs allowed inside strings: they can mean only themselves."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, strict=False, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+    except _Refused as refusal:
+        return None, refusal.reason
     except (ValueError, RecursionError):
         return None, "not_json"
     if not isinstance(value, dict):
         return None, "not_an_object"
-    return (value, "") if _is_sane(value) else (None, "not_json")
+    fault = _insane(value)
+    return (None, fault) if fault else (value, "")
+
+
+class _Refused(Exception):
+    """Valid JSON syntax, or nearly, with a meaning that is not to be trusted."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise _Refused("not_finite")
 
 
-def _is_sane(value: Any, depth: int = 0) -> bool:
-    """Bounded depth, finite numbers: `1e999` reads as infinity although it is written as a number."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise _Refused("duplicate_key")
+    return unique
+
+
+def _insane(value: Any, depth: int = 0) -> str:
+    """Too deep, or a number that is not finite: `1e999` reads as infinity although it is written as a number."""
     if depth > MAX_DEPTH:
-        return False
+        return "too_deep"
     if isinstance(value, dict):
-        return all(_is_sane(inner, depth + 1) for inner in value.values())
+        return next((fault for inner in value.values() if (fault := _insane(inner, depth + 1))), "")
     if isinstance(value, list):
-        return all(_is_sane(inner, depth + 1) for inner in value)
-    return not isinstance(value, float) or math.isfinite(value)
+        return next((fault for inner in value if (fault := _insane(inner, depth + 1))), "")
+    return "not_finite" if isinstance(value, float) and not math.isfinite(value) else ""
+
+
+def _without_thoughts(text: str) -> tuple[str, str]:
+    """`text` behind a leading block of thoughts; some servers leave out its opening tag."""
+    is_opened = _OPEN_THOUGHT.match(text)
+    closed = _CLOSED_THOUGHT.search(text)
+    if closed is None:
+        return ("", "unclosed_thought") if is_opened else (text, "")
+    if is_opened or not text.startswith(("{", "```")):
+        text = text[closed.end() :].strip()
+        return (text, "") if text else ("", "empty_answer")
+    return text, ""
+
+
+def _single_object(text: str) -> tuple[str, str]:
+    """The one brace-to-brace piece of `text` that is balanced and has no braces or foreign fences around it."""
+    start = text.find("{")
+    if start < 0:
+        return "", "not_json"
+    end = _end_of_object(text, start)
+    if end is None:
+        return "", "cut_json"
+    around = text[:start] + text[end:]
+    if "{" in around or "}" in around:
+        return "", "several_objects"
+    if text[:start].rstrip().endswith("[") or text[end:].lstrip().startswith("]"):
+        return "", "not_an_object"
+    languages = [line.group(1).lower() for line in _FENCE_LINE.finditer(around)]
+    if any(language not in ("", "json") for language in languages):
+        return "", "foreign_fence"
+    return text[start:end], ""
+
+
+def _end_of_object(text: str, start: int) -> int | None:
+    """Where the object that opens at `start` ends; None when it never does. Braces in double quotes do not count."""
+    depth, is_string, k = 0, False, start
+    while k < len(text):
+        character = text[k]
+        if is_string:
+            if character == "\\":
+                k += 1
+            elif character == '"':
+                is_string = False
+        elif character == '"':
+            is_string = True
+        elif character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+            if depth == 0:
+                return k + 1
+        k += 1
+    return None
+
+
+def _repaired(text: str) -> ReadAnswer:
+    """What json-repair makes of `text`, provided that it moved, dropped and invented nothing.
+
+    Only commas, quotes, backslashes, white space and the spelling of true, false and null may differ.
+    """
+    from json_repair import repair_json
+
+    if len(text) > _MAX_REPAIR_CHARS:
+        return ReadAnswer(None, "not_json")
+    try:
+        value, fault = _strict(repair_json(text, skip_json_loads=True, ensure_ascii=False))
+        if not fault and _skeleton(json.dumps(value, ensure_ascii=False)) == _skeleton(text):
+            return ReadAnswer(value, is_repaired=True)
+    except (ValueError, RecursionError, IndexError, TypeError):  # json-repair's own, on text that it cannot follow
+        return ReadAnswer(None, "not_json")
+    return ReadAnswer(None, fault or "not_json")
+
+
+def _skeleton(text: str) -> str:
+    return _FORGIVEN.sub("", _LITERAL.sub(lambda match: _LITERALS[match.group()], text))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 
 _MASK = "***"
-_MIN_LENGTH = 6  # shorter values are no keys, and replacing them would garble texts
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_MIN_LENGTH = 8  # shorter values are no keys, and replacing them would garble texts
+_SECRET_NAME = re.compile(r"(?:^|_)(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
 
 
 class Secret:
