@@ -56,7 +56,11 @@ def support(deltas: Sequence[float], clip: float, threshold: float) -> float:
 
 
 def weights(
-    supports: Sequence[float], advantage: float, temperature: float, weight_range: float, step_size: float | None = None
+    supports: Sequence[float],
+    advantage: float,
+    temperature: float,
+    weight_range: float,
+    step_size: float | None = None,
 ) -> np.ndarray:
     """E5 to E7; NaN marks what is not in I_i."""
     values = np.asarray(supports, dtype=np.float64)
@@ -95,8 +99,10 @@ def token_weights(
     """Token-level allocation: every action token of a scorable turn is its own member of the pool."""
     pool = []
     for deltas in deltas_T:
-        is_scorable = not math.isnan(support(deltas, clip, threshold))
-        pool.extend([support([delta], clip, threshold) for delta in deltas] if is_scorable else [math.nan] * len(deltas))
+        if math.isnan(support(deltas, clip, threshold)):
+            pool.extend([math.nan] * len(deltas))
+        else:
+            pool.extend(support([delta], clip, threshold) for delta in deltas)
     flat = weights(pool, advantage, temperature, weight_range, step_size)
     return np.split(flat, np.cumsum([len(deltas) for deltas in deltas_T])[:-1])
 

@@ -1,13 +1,14 @@
 """Small tokenizers built in the test process, each awkward in the way of a real family.
 
-- `byte_bpe`: byte-level BPE with Qwen-like pre-tokenization, trained so that tags glue to their neighbours (`><`, `>.`,
-  `>\\n`, ` <`) while emoji and CJK characters fall apart into bytes.
+- `byte_bpe`: byte-level BPE with Qwen-like pre-tokenization, trained so that tags glue to their neighbours (`><`,
+  `>.`, `>\\n`, ` <`) while emoji and CJK characters fall apart into bytes.
 - `word_level`: whole words; `decode` puts a space between any two tokens, and no token is white space.
 - `unigram`: sentencepiece-like pieces with `▁` for a space, byte fallback, and a leading space that `decode` eats.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,6 +32,7 @@ _CORPUS = [
     "I will go. <action>go to desk 1</action>",
     "<action>open drawer 2</action>\n<action>look</action><action>take mug 3 from desk 1</action>",
     "Done (<action>look</action>). Then <action>look</action>. <action>look</action>,\n",
+    "Nothing to do: <action></action>, <answer></answer>",
     "<think>reasoning about the desk</think>\n\n<action>go to drawer 2</action>",
     "Now <search>red shoes</search>. And <answer>yes</answer>, <answer>no</answer>\n",
     "user assistant system Your task is to put a mug on the desk. You can: look, go to desk 1, open drawer 2",
@@ -81,9 +83,7 @@ def _word_level() -> str:
     split = pre_tokenizers.Split(Regex(r"</?\w+>|\w+|[^\s\w]"), "removed", invert=True)
     words = [word for text in _CORPUS for word, _ in split.pre_tokenize_str(text)]
     vocabulary = dict.fromkeys([PAD, "<|unknown|>", START, END, *words])
-    tokenizer = Tokenizer(
-        models.WordLevel({word: k for k, word in enumerate(vocabulary)}, unk_token="<|unknown|>")
-    )
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(vocabulary)}, unk_token="<|unknown|>"))
     tokenizer.pre_tokenizer = split
     return tokenizer.to_str()
 
@@ -99,17 +99,11 @@ def _unigram() -> str:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS * 4, trainer)
-    pieces = [(piece, score) for piece, score in _pieces(tokenizer)]
-    bytes_ = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
-    tokenizer.model = models.Unigram([*pieces, *bytes_], unk_id=0, byte_fallback=True)
+    pieces = [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    single_bytes = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    tokenizer.model = models.Unigram([*pieces, *single_bytes], unk_id=0, byte_fallback=True)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     return tokenizer.to_str()
-
-
-def _pieces(tokenizer: Tokenizer) -> list[tuple[str, float]]:
-    import json
-
-    return [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
 
 
 def _wrap(tokenizer: str, template: str, **kwargs: str) -> PreTrainedTokenizerFast:
