@@ -122,7 +122,7 @@ def test_broken_bytes_inside_the_block_belong_to_it():
 @pytest.mark.parametrize("tokenizer", [BPE, PIECES], ids=["byte_bpe", "unigram"])
 def test_replacement_character_that_the_model_wrote_keeps_all_its_bytes(tokenizer):
     ids = encode(tokenizer, "<action>\ufffd</action>")
-    assert len(ids) > 6  # `\ufffd` takes three of them
+    assert len(ids) >= 5  # the character takes three of them
     assert all(action_token_mask(tokenizer, ids))
 
 
