@@ -139,7 +139,9 @@ def test_projection_agrees_with_the_models_own_logits_and_gradient():
 
     for make in (
         lambda: Gemma2ForCausalLM(
-            Gemma2Config(vocab_size=VOCABULARY, head_dim=8, num_key_value_heads=2, final_logit_softcapping=3.0, **SMALL)
+            Gemma2Config(
+                vocab_size=VOCABULARY, head_dim=8, num_key_value_heads=2, final_logit_softcapping=3.0, **SMALL
+            )
         ),
         lambda: GraniteForCausalLM(
             GraniteConfig(vocab_size=VOCABULARY, num_key_value_heads=2, logits_scaling=0.5, **SMALL)
