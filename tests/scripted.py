@@ -204,6 +204,29 @@ class Fragile(ScriptedEnvironment):
         raise OSError("already gone")
 
 
+class Late(ScriptedEnvironment):
+    """Every instance but the first takes until the test lets go to be made."""
+
+    def __init__(self, ledger: Any = None):
+        super().__init__(ledger)
+        if self._ledger.counts["open"] > 1:
+            self._ledger.wait()
+
+
+class Clinging(ScriptedEnvironment):
+    """Its `close` hangs."""
+
+    def close(self) -> None:
+        super().close()
+        self._ledger.wait()
+
+
+class Separate(ScriptedEnvironment):
+    """Wants a process of its own."""
+
+    worker = "process"
+
+
 class Meddler(ScriptedEnvironment):
     """Uses up the lists of its row."""
 
