@@ -74,6 +74,7 @@ class _Work:
     built: list[Future] = field(default_factory=list)
     is_queued: threading.Event = field(default_factory=threading.Event)
     """Set once `built` is complete, or never will be."""
+    is_cancelled: bool = False
 
 
 class GuidanceStage:
@@ -93,7 +94,7 @@ class GuidanceStage:
         self._allocation = allocation
         self._max_workers = max_workers
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # cancelling a future runs its callback, `_build`, in the same thread
         self._reset()
 
     def _reset(self) -> None:
@@ -123,34 +124,43 @@ class GuidanceStage:
 
     def _build(self, work: _Work, prepared: Future) -> None:
         """Queue the targets of a prepared group; runs in a worker thread, which it does not block."""
-        executor, construction = self._executor, self._construction
+        construction = self._construction
         try:
-            if prepared.cancelled() or prepared.exception() is not None or executor is None or construction is None:
+            if prepared.cancelled() or prepared.exception() is not None or construction is None:
                 return
             shared = prepared.result()
-            work.built = [
-                executor.submit(self._timed_build, construction, work.group, target, shared) for target in work.targets
-            ]
+            with self._lock:  # no analyzer call is queued behind a cancellation
+                executor = self._executor
+                if executor is not None and not work.is_cancelled:
+                    work.built = [
+                        executor.submit(self._timed_build, construction, work, target, shared)
+                        for target in work.targets
+                    ]
         finally:
             work.is_queued.set()
 
     def _timed_build(
-        self, construction: Construction, group: TrajectoryGroup, target: Trajectory, extraction: Extraction
+        self, construction: Construction, work: _Work, target: Trajectory, extraction: Extraction
     ) -> Guidance:
-        guidance = construction.build(group, target, extraction)
+        guidance = construction.build(work.group, target, extraction)
         with self._lock:
-            self._last_answer = max(self._last_answer, time.monotonic())
+            if not work.is_cancelled:
+                self._last_answer = max(self._last_answer, time.monotonic())
         return guidance
 
     def collect(self) -> GuidanceBatch:
         """Wait for all submitted groups. An exception in a construction is a bug and is raised here."""
         waiting_since = time.monotonic()
-        for work in self._work:
-            work.prepared.result()
-            work.is_queued.wait()
-            for future in work.built:
-                guidance = future.result()
-                self._results[guidance.traj_uid] = guidance
+        try:
+            for work in self._work:
+                work.prepared.result()
+                work.is_queued.wait()
+                for future in work.built:
+                    guidance = future.result()
+                    self._results[guidance.traj_uid] = guidance
+        except BaseException:  # Ctrl-C included: the next batch must not meet this one's work
+            self.cancel()
+            raise
         batch = GuidanceBatch(
             guidance=self._results,
             extractions={work.group.group_id: work.prepared.result() for work in self._work},
@@ -162,13 +172,16 @@ class GuidanceStage:
 
     def cancel(self) -> None:
         """Drop what has not started; for a rollout that failed."""
-        for work in self._work:
-            for future in (work.prepared, *work.built):
-                future.cancel()
-        self._reset()
+        with self._lock:
+            for work in self._work:
+                work.is_cancelled = True
+                for future in (work.prepared, *work.built):
+                    future.cancel()
+            self._reset()
 
     def close(self) -> None:
         """End the worker threads. May be called twice."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._executor = None
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
