@@ -90,8 +90,8 @@ class Collector:
             RolloutError: every episode of the batch ended through infrastructure.
         """
         specs = plan_groups(rows, self.num_generations, seed, draw, prefix=f"r{draw}")
-        share = len(specs) // self.num_processes
-        mine = specs[self.process_index * share : (self.process_index + 1) * share]
+        start, stop = (len(specs) * k // self.num_processes for k in (self.process_index, self.process_index + 1))
+        mine = specs[start:stop]
         finished: list[CollectedGroup] = []
         partial: list[TrajectoryGroup] = []
 
@@ -114,12 +114,12 @@ class Collector:
             )
             if self.num_processes > 1:
                 finished.extend(self._finish(group) for group in self._my_straddling(self.gather(partial)))
+            order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}
+            collected = sorted(self.gather(finished), key=lambda one: order[one.group.group_id])
+            _raise_if_nothing_usable(collected)
         except BaseException:
             self.guidance.cancel()
             raise
-        order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}
-        collected = sorted(self.gather(finished), key=lambda one: order[one.group.group_id])
-        _raise_if_nothing_usable(collected)
         return collected
 
     def _finish(self, group: TrajectoryGroup) -> CollectedGroup:
