@@ -72,7 +72,8 @@ def credit_weights(
         advantage is 0 or fewer than two turns are scorable.
 
     Raises:
-        ValueError: `advantage` is not finite, `temperature` <= 0, `weight_range` outside [0, 1), `step_size` < 0.
+        ValueError: `advantage` is not finite, `temperature` <= 0, `weight_range` outside [0, 1), `step_size` < 0 or
+            not finite.
     """
     if not math.isfinite(advantage):
         raise ValueError(f"`advantage` must be a finite number, got {advantage!r}.")
@@ -80,8 +81,8 @@ def credit_weights(
         raise ValueError(f"`temperature` must be positive, got {temperature!r}.")
     if not 0 <= weight_range < 1:
         raise ValueError(f"`weight_range` must lie in [0, 1), got {weight_range!r}: a weight must stay positive.")
-    if step_size is not None and not step_size >= 0:
-        raise ValueError(f"`step_size` must not be negative, got {step_size!r}.")
+    if step_size is not None and not 0 <= step_size < math.inf:
+        raise ValueError(f"`step_size` must be a finite number that is not negative, got {step_size!r}.")
 
     weights = [1.0] * len(support)
     scorable = [(t, d) for t, d in enumerate(support) if d is not None and math.isfinite(d)]
@@ -91,8 +92,10 @@ def credit_weights(
     mean_support = math.fsum(d for _, d in scorable) / len(scorable)
     sign = math.copysign(1.0, advantage)
     preferences = [math.tanh(sign * (d - mean_support) / temperature) for _, d in scorable]  # E5, E6
+    mean_preference = math.fsum(preferences) / len(preferences)
     eta = weight_range / 2 if step_size is None else step_size
-    for (t, _), offset in zip(scorable, _box_constrained([eta * q for q in preferences], weight_range), strict=True):
+    offsets = _box_constrained([eta * (q - mean_preference) for q in preferences], weight_range)
+    for (t, _), offset in zip(scorable, offsets, strict=True):
         weights[t] = 1.0 + offset  # E7
     return weights
 
@@ -220,7 +223,7 @@ def assign_credit(
 
 
 def _clipped(shift: float, clip: float, threshold: float) -> float:
-    return 0.0 if abs(shift) < threshold else max(-clip, min(clip, shift))
+    return 0.0 if abs(shift) < threshold else _cut(shift, clip)
 
 
 def _spread(mask: Sequence[bool], weights: Sequence[float] | None) -> tuple[float, ...]:
@@ -231,31 +234,43 @@ def _spread(mask: Sequence[bool], weights: Sequence[float] | None) -> tuple[floa
     return tuple(next(flat) if is_action else 1.0 for is_action in mask)
 
 
-def _box_constrained(targets: list[float], bound: float) -> list[float]:
-    """The x closest to `targets` with sum x = 0 and |x| <= `bound`: x = clip(targets - mu, ±bound) for one mu.
+def _box_constrained(offsets: list[float], bound: float) -> list[float]:
+    """The x closest to `offsets` (sum 0) with sum x = 0 and |x| <= `bound`: all are shifted by one mu, then cut."""
+    if all(abs(offset) <= bound for offset in offsets):
+        return offsets  # no bound is active: the closed form of E7
+    mu = _multiplier(offsets, bound)
+    # Beside a huge step size, mu lacks the digits for offsets of the size of the bound. Seen from the member that is
+    # nearest to mu everything is small, and what lies beyond two bounds is cut in any case.
+    anchor = min(offsets, key=lambda offset: abs(offset - mu))
+    near = [_cut(offset - anchor, 2 * bound) for offset in offsets]
+    mu = _multiplier(near, bound)
+    return [_cut(offset - mu, bound) for offset in near]
 
-    g(mu) = sum clip(targets - mu, ±bound) falls piecewise linearly, so mu is found between two of its break points.
+
+def _multiplier(offsets: list[float], bound: float) -> float:
+    """The root mu of g(mu) = sum of the offsets - mu, each cut to ±`bound`.
+
+    g falls piecewise linearly, so that mu is found between two neighbours of its break points.
     """
 
-    def clipped(mu: float) -> list[float]:
-        return [max(-bound, min(bound, target - mu)) for target in targets]
+    def total(mu: float) -> float:
+        return math.fsum(_cut(offset - mu, bound) for offset in offsets)
 
-    mean = math.fsum(targets) / len(targets)
-    if all(abs(target - mean) <= bound for target in targets):
-        return [target - mean for target in targets]  # no bound is active: the closed form of E7
-
-    breaks = sorted([target - bound for target in targets] + [target + bound for target in targets])
-    low, high = 0, len(breaks) - 1  # g(breaks[low]) >= 0 >= g(breaks[high])
+    breaks = sorted([offset - bound for offset in offsets] + [offset + bound for offset in offsets])
+    low, high = 0, len(breaks) - 1  # total(breaks[low]) >= 0 >= total(breaks[high])
     while high - low > 1:
         middle = (low + high) // 2
-        if math.fsum(clipped(breaks[middle])) >= 0:
+        if total(breaks[middle]) >= 0:
             low = middle
         else:
             high = middle
     left, right = breaks[low], breaks[high]
-    g_left, g_right = math.fsum(clipped(left)), math.fsum(clipped(right))
-    mu = left if g_left == g_right else left + (right - left) * g_left / (g_left - g_right)
-    return clipped(mu)
+    at_left, at_right = total(left), total(right)
+    return left if at_left == at_right else left + (right - left) * at_left / (at_left - at_right)
+
+
+def _cut(value: float, bound: float) -> float:
+    return max(-bound, min(bound, value))
 
 
 def _check(traj_uid: str, weights: Sequence[float], weight_range: float) -> None:
