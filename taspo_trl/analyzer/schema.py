@@ -5,12 +5,24 @@ Types are strict: `"2"`, `true` and `2.0` are no step numbers. Unknown keys are 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ..text import as_unicode, is_unicode
 
 
 MAX_STATEMENT = 800
+
+
+def _check_unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise ValueError("half of a surrogate pair")
+    return text
+
+
+# JSON can escape half of a surrogate pair (`"\ud83d"`); no tokenizer, request or file takes it.
+_Text = Annotated[str, AfterValidator(_check_unicode)]
 
 
 class _Strict(BaseModel):
@@ -20,11 +32,11 @@ class _Strict(BaseModel):
 class SourceItem(_Strict):
     """A citation of a successful trajectory."""
 
-    traj_uid: str
+    traj_uid: _Text
     step: int
-    pre_quote: str = ""
-    action_quote: str
-    post_quote: str = ""
+    pre_quote: _Text = ""
+    action_quote: _Text
+    post_quote: _Text = ""
 
     @field_validator("pre_quote", "post_quote", mode="before")
     @classmethod
@@ -35,9 +47,9 @@ class SourceItem(_Strict):
 class EvidenceItem(_Strict):
     """One item of the extraction answer."""
 
-    evidence_id: str = Field(min_length=1)
+    evidence_id: _Text = Field(min_length=1)
     kind: Literal["requirement", "progress", "constraint", "alternative"]
-    statement: str = Field(min_length=1, max_length=MAX_STATEMENT)
+    statement: _Text = Field(min_length=1, max_length=MAX_STATEMENT)
     sources: list[SourceItem] = Field(min_length=1)
 
 
@@ -46,28 +58,29 @@ class SupportItem(_Strict):
 
     step: int | None = None
     field: Literal["task", "pre", "action", "post"]
-    quote: str
+    quote: _Text
 
 
 class StatementItem(_Strict):
     """One statement of the alignment answer."""
 
-    statement: str = Field(min_length=1, max_length=MAX_STATEMENT)
-    evidence_ids: list[str] = Field(min_length=1)
+    statement: _Text = Field(min_length=1, max_length=MAX_STATEMENT)
+    evidence_ids: list[_Text] = Field(min_length=1)
     target_support: list[SupportItem] = Field(min_length=1)
 
 
 class TargetItem(_Strict):
     """The alignment answer's single entry; its statements are checked one by one."""
 
-    traj_uid: str
+    traj_uid: _Text
     guidance: list[Any]
     abstain_reason: str = ""
 
     @field_validator("abstain_reason", mode="before")
     @classmethod
-    def _null_is_empty(cls, value: Any) -> Any:
-        return "" if value is None else value
+    def _only_for_the_record(cls, value: Any) -> str:
+        # It supports nothing, so a wrong type of it costs nothing.
+        return as_unicode(value) if isinstance(value, str) else ""
 
 
 def schema_fault(error: ValidationError) -> str:
@@ -75,5 +88,12 @@ def schema_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     names = [part for part in first["loc"] if isinstance(part, str)]
     name = names[-1] if names else "item"
-    kind = {"missing": "missing", "string_too_long": "too_long", "string_too_short": "empty", "too_short": "empty"}
+    kind = {
+        "missing": "missing",
+        "string_too_long": "too_long",
+        "string_too_short": "empty",
+        "too_short": "empty",
+        "literal_error": "unknown",
+        "value_error": "not_unicode",
+    }
     return f"{name}_{kind.get(first['type'], 'type')}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ..text import as_unicode
 from ..types import Evidence, Rejection, Source, Statement, Support, Trajectory
 from .quotes import action_fault, collapse, observation_fault
 from .schema import EvidenceItem, SourceItem, StatementItem, SupportItem, TargetItem, schema_fault
@@ -119,7 +120,10 @@ def validate_alignment(
         if item is None or fault:
             rejected.append(_rejection("alignment", fault, raw))
             continue
-        support = tuple(Support(s.step or 0, s.field, s.quote) for s in item.target_support)
+        # The task belongs to no step, whatever was said.
+        support = tuple(
+            Support(s.step if s.field != "task" and s.step else 0, s.field, s.quote) for s in item.target_support
+        )
         accepted.append(Statement(collapse(item.statement), tuple(item.evidence_ids), support))
     return accepted, rejected, collapse(entry.abstain_reason)
 
@@ -176,4 +180,4 @@ def _rejection(stage: str, reason: str, item: Any) -> Rejection:
         text = json.dumps(item, ensure_ascii=False, default=str)
     except (RecursionError, ValueError, TypeError):
         text = "(cannot be shown)"
-    return Rejection(stage, reason, text[:_ITEM_CHARS])
+    return Rejection(stage, reason, as_unicode(text[:_ITEM_CHARS]))
