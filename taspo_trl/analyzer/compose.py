@@ -21,6 +21,7 @@ _CHAT_MARKUP = re.compile(
     r"<\|[^<>|]{0,80}\|>|\[/?(?:INST|SYS)\]|<</?SYS>>|</?s>|</?(?:think|tool_call|tool_response|information)>",
     re.IGNORECASE,
 )
+_BRACKETS = re.compile(r"[<>\[\]|]")
 _WRAPPER = re.compile(r"\[\s*(?:end\s+)?privileged\s+guidance\s*\]", re.IGNORECASE)
 
 
@@ -93,7 +94,8 @@ class Composer:
             text = pattern.sub(lambda match: re.sub(r"[<>\[\]|/]", " ", match.group(0)), text)
         for special in self._special_texts:
             text = text.replace(special, " ")
-        return text
+        # Nested markup, such as one wrapper in another, leaves markup behind; only an attacker writes it.
+        return _BRACKETS.sub(" ", text) if self.fault(text) else text
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
