@@ -28,8 +28,8 @@ class ExtractiveAnalyzer:
 
     Extraction keeps, of each success, the chain of accepted actions that leads to its end: walking backwards from the
     last action, an action belongs to the chain when it shares a rare word (one that few of the record's actions hold)
-    with the task or with a later link. Each link becomes a statement "do A (then B)", quoting A and the environment's
-    answer. Alignment keeps the items whose words the target met in its task or its observations.
+    with the task or with a later link. Each link becomes a statement, the action itself, that quotes the action and the
+    environment's answer. Alignment keeps the items whose words the target met in its task or its observations.
     """
 
     name = "extractive"
@@ -49,7 +49,7 @@ def _extract(payload: Mapping[str, Any]) -> dict[str, Any]:
             source = _source(record["traj_uid"], step)
             if source is None:
                 continue
-            statement = f"{step['action']}"
+            statement = step["action"]
             item = found.setdefault(
                 statement, {"kind": "progress", "statement": statement, "sources": [], "order": len(found)}
             )
@@ -127,12 +127,12 @@ def _source(traj_uid: str, step: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _quote(observation: str) -> str:
-    """A short exact piece of an observation that was possibly shortened around a gap."""
-    head = observation.split(GAP)[0].strip()
+def _quote(text: str, record: str | None = None) -> str:
+    """A short exact piece of `text`, a part of `record` (all of it by default), possibly shortened around a gap."""
+    head = text.split(GAP)[0].strip()
     if len(head) > _MAX_QUOTE:
         head = head[:_MAX_QUOTE].rsplit(" ", 1)[0].strip()
-    return head if len(head) >= MIN_QUOTE or head == observation else ""
+    return head if len(head) >= MIN_QUOTE or head == (text if record is None else record) else ""
 
 
 def _support(item: Mapping[str, Any], task: str, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -141,9 +141,10 @@ def _support(item: Mapping[str, Any], task: str, steps: Sequence[Mapping[str, An
     best: tuple[int, dict[str, Any]] | None = None
     for step in steps:
         for field in ("pre", "post"):
-            for sentence in re.split(r"(?<=[.!?])\s+", step.get(field, "").split(GAP)[0]):
+            record = step.get(field, "")
+            for sentence in re.split(r"(?<=[.!?])\s+", record.split(GAP)[0]):
                 score = len(names & _words(sentence))
-                quote = _quote(sentence)
+                quote = _quote(sentence, record)
                 if quote and score and (best is None or score > best[0]):
                     best = score, {"step": step["step"], "field": field, "quote": quote}
     if best is not None:
