@@ -28,8 +28,8 @@ class ExtractiveAnalyzer:
 
     Extraction keeps, of each success, the chain of accepted actions that leads to its end: walking backwards from the
     last action, an action belongs to the chain when it shares a rare word (one that few of the record's actions hold)
-    with the task or with a later link. Each link becomes a statement, the action itself, that quotes the action and the
-    environment's answer. Alignment keeps the items whose words the target met in its task or its observations.
+    with the task or with a later link. Each link becomes a statement, the action itself, which quotes the action and
+    the environment's answer. Alignment keeps the items whose words the target met in its task or its observations.
     """
 
     name = "extractive"
