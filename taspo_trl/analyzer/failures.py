@@ -44,7 +44,7 @@ _MODEL = re.compile(
 )
 _CONTEXT = re.compile(
     r"context[ _](?:length|window|size)|maximum context|(?:input|prompt|message)s?.{0,40}too (?:long|large)"
-    r"|too many (?:input )?tokens|range of input length|exceeds?.{0,40}(?:token limit|maximum.{0,20}(?:length|tokens))",
+    r"|too many (?:input )?tokens|range of input length|exceeds?.{0,40}(?:token limit|max.{0,20}(?:length|tokens))",
     re.I | re.S,
 )
 _CONTENT = re.compile(r"content[ _](?:policy|filter|management)|data[ _]inspection|sensitive|safety", re.I)

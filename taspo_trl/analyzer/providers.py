@@ -21,7 +21,7 @@ class Provider:
     """How requests to one provider look."""
 
     key_variable: str
-    """Environment variable that LiteLLM reads the key from."""
+    """Environment variable that LiteLLM reads the key from; empty where none is needed."""
     json_forms: tuple[str, ...]
     """json_schema, json_object, prompt: the first is asked for, the next ones after a refusal."""
     reasoning_off: Mapping[str, Any] | None
@@ -42,9 +42,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "zai": Provider("ZAI_API_KEY", _OBJECT, _THINKING, arguments={"allowed_openai_params": ["max_retries"]}),
     "dashscope": Provider("DASHSCOPE_API_KEY", _OBJECT, {"enable_thinking": False}, always_reasons=r"-thinking|qwq"),
     # Chat templates call the switch by one of two names and ignore the other.
-    "hosted_vllm": Provider(
-        "HOSTED_VLLM_API_KEY", _SCHEMA, {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-    ),
+    "hosted_vllm": Provider("", _SCHEMA, {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}),
     "openrouter": Provider("OPENROUTER_API_KEY", _OBJECT, {"reasoning": {"enabled": False}}),
     "anthropic": Provider("ANTHROPIC_API_KEY", ("prompt",), {}),
     "mistral": Provider("MISTRAL_API_KEY", _OBJECT, {}, always_reasons=r"magistral"),
@@ -57,6 +55,7 @@ class ModelFacts:
 
     provider: str
     is_listed: bool
+    has_price: bool
     reasons: bool
     """Whether the model can reason. False for a model that is not listed."""
     parameters: Collection[str]
@@ -168,7 +167,7 @@ def request_form(
 
 
 def key_variable(provider: str) -> str:
-    """The environment variable of a provider's key; empty when it is not in the table."""
+    """The environment variable of a provider's key; empty when none is needed, or known."""
     if provider == "openai":
         return "OPENAI_API_KEY"
     return PROVIDERS[provider].key_variable if provider in PROVIDERS else ""

@@ -59,12 +59,16 @@ def model_facts(model: str, api_base: str | None = None) -> ModelFacts | None:
         return None
     parameters = litellm.get_supported_openai_params(model=name, custom_llm_provider=provider) or ()
     try:
-        litellm.get_model_info(name, custom_llm_provider=provider)
-        is_listed = True
-    except Exception:  # a plain Exception in some versions: the model is not in the price list
-        is_listed = False
-    reasons = is_listed and bool(litellm.supports_reasoning(model=name, custom_llm_provider=provider))
-    return ModelFacts(provider, is_listed, reasons, frozenset(parameters))
+        info = litellm.get_model_info(name, custom_llm_provider=provider)
+    except Exception:  # a plain Exception in some versions: the model is not in the list
+        info = None
+    return ModelFacts(
+        provider=provider,
+        is_listed=info is not None,
+        has_price=bool(info and info.get("input_cost_per_token")),
+        reasons=info is not None and bool(litellm.supports_reasoning(model=name, custom_llm_provider=provider)),
+        parameters=frozenset(parameters),
+    )
 
 
 class Transport:
@@ -120,21 +124,19 @@ class _Runner:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.session: Any = None
         thread = threading.Thread(target=_run, args=(self.loop,), name="taspo-analyzer", daemon=True)
         thread.start()
+        self._sessions: list[Any] = []
         # Also at garbage collection and at the end of the process: an open session complains on stderr.
-        self.finalizer = weakref.finalize(self, _shut_down, self.loop, thread, sessions := [])
-        self._sessions = sessions
+        self.finalizer = weakref.finalize(self, _shut_down, self.loop, thread, self._sessions)
 
     def http_session(self) -> Any:
         """The session that all calls share, so that closing it closes every connection of ours and no one else's."""
-        if self.session is None:
+        if not self._sessions:
             import aiohttp
 
-            self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-            self._sessions.append(self.session)
-        return self.session
+            self._sessions.append(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
+        return self._sessions[0]
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
