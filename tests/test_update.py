@@ -162,7 +162,7 @@ class Batch:
                 for k in micro_steps:
                     for members, made in zip(one.micro_batches[k], batches[k], strict=True):
                         loss = self.loss_of([one.rows[index] for index in members], made, objective)
-                        total += num_rows / len(one.rows) * loss
+                        total += num_rows / max(1, len(one.rows)) * loss  # zero rows add nothing
         return total
 
     # ---- the reference
