@@ -22,6 +22,7 @@ from .transport import RawAnswer, Transport
 logger = logging.getLogger(__name__)
 
 _FIRST_CALL_SECONDS = 0.5
+_MAX_ASKED_WAIT = 60.0  # seconds; the step's time is better spent on plain GRPO weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Caller:
             num_attempts += 1
             wait = (result.retry_after or 0.0) * self._rng.uniform(1.0, 1.1)
             is_final = result.kind not in TRANSIENT or num_attempts >= self._settings.attempts
-            if is_final or wait > self._settings.timeout:
+            if is_final or wait > max(_MAX_ASKED_WAIT, self._settings.timeout):
                 return Outcome(result, num_requests, waited)
             if result.retry_after is not None:
                 self._pace.hold(wait)

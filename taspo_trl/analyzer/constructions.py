@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..types import Evidence, Extraction, Guidance, Rejection, Trajectory, TrajectoryGroup
+from .asking import Asked, ask
 from .base import Analyzer, AnalyzerReply, AnalyzerRequest
 from .compose import Composer
-from .parsing import parse_object
-from .prompts import ALIGNMENT, EXTRACTION
+from .prompts import PROMPTS, Prompts
 from .quotes import collapse
 from .traces import alignment_payload, extraction_payload
 from .validation import supported_by_others, validate_alignment, validate_evidence
@@ -52,6 +52,8 @@ class AlignedConstruction:
             G: candidates looked at in the alignment.
         max_chars (`int`, *optional*, defaults to `12000`):
             C, the character budget of a request.
+        prompts (`Prompts`, *optional*):
+            The analyzer's instructions; the package's own by default.
         on_reply (`Callable`, *optional*):
             Called with each (request, reply), from worker threads.
     """
@@ -67,6 +69,7 @@ class AlignedConstruction:
         max_evidence_items: int = 12,
         max_guidance_items: int = 8,
         max_chars: int = 12000,
+        prompts: Prompts = PROMPTS,
         on_reply: Callable[[AnalyzerRequest, AnalyzerReply], None] | None = None,
     ):
         self._analyzer = analyzer
@@ -74,30 +77,31 @@ class AlignedConstruction:
         self._max_evidence_items = max_evidence_items
         self._max_guidance_items = max_guidance_items
         self._max_chars = max_chars
+        self._prompts = prompts
         self._on_reply = on_reply or (lambda request, reply: None)
 
     def prepare(self, group: TrajectoryGroup) -> Extraction:
         successes = verified_successes(group)
         payload = extraction_payload(group.task_text, successes, self._max_chars)
-        answer, fault = self._ask(AnalyzerRequest("extraction", EXTRACTION, payload))
-        if answer is None:
-            return Extraction(rejections=(Rejection("extraction", fault),), fault=fault)
-        evidence, rejections = validate_evidence(answer, successes, self._max_evidence_items)
-        return Extraction(tuple(evidence), tuple(rejections), "" if evidence else "no_evidence")
+        asked = self._ask(AnalyzerRequest("extraction", self._prompts.extraction, payload))
+        if asked.answer is None:
+            return Extraction(rejections=asked.rejections, fault=asked.fault)
+        evidence, rejections = validate_evidence(asked.answer, successes, self._max_evidence_items)
+        return Extraction(tuple(evidence), (*asked.rejections, *rejections), "" if evidence else "no_evidence")
 
     def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
         allowed = supported_by_others(extraction.evidence, target.uid)
         if not allowed:
             return self._none(target, allowed, extraction.fault or "no_evidence_from_others")
         payload = alignment_payload(target, allowed, self._max_chars)
-        answer, fault = self._ask(AnalyzerRequest("alignment", ALIGNMENT, payload))
-        if answer is None:
-            return self._none(target, allowed, fault, [Rejection("alignment", fault)])
-        statements, rejected, abstained = validate_alignment(answer, target, allowed, self._max_guidance_items)
+        asked = self._ask(AnalyzerRequest("alignment", self._prompts.alignment, payload))
+        if asked.answer is None:
+            return self._none(target, allowed, asked.fault, asked.rejections)
+        statements, rejected, abstained = validate_alignment(asked.answer, target, allowed, self._max_guidance_items)
         block, kept, dropped = self._composer.compose(statements)
-        rejections = [*rejected, *dropped]
+        rejections = [*asked.rejections, *rejected, *dropped]
         if not block:
-            reason = "all_rejected" if rejections else "abstained"
+            reason = "all_rejected" if rejected or dropped else "abstained"
             return self._none(target, allowed, f"{reason}: {abstained}" if abstained else reason, rejections)
         return Guidance(
             traj_uid=target.uid,
@@ -109,15 +113,8 @@ class AlignedConstruction:
             rejections=tuple(rejections),
         )
 
-    def _ask(self, request: AnalyzerRequest) -> tuple[dict[str, Any] | None, str]:
-        reply = self._analyzer.complete(request)
-        self._on_reply(request, reply)
-        if reply.error:
-            return None, reply.error
-        answer, fault = parse_object(reply.text)
-        if answer is None and reply.finish_reason == "length":
-            return None, "truncated"
-        return answer, fault
+    def _ask(self, request: AnalyzerRequest) -> Asked:
+        return ask(self._analyzer, request, self._on_reply)
 
     def _none(
         self, target: Trajectory, allowed: Sequence[Evidence], reason: str, rejections: Sequence[Rejection] = ()
@@ -212,6 +209,7 @@ def make_construction(
     max_evidence_items: int = 12,
     max_guidance_items: int = 8,
     max_chars: int = 12000,
+    prompts: Prompts = PROMPTS,
     on_reply: Callable[[AnalyzerRequest, AnalyzerReply], None] | None = None,
 ) -> Construction | None:
     """The construction called `name`, one of `CONSTRUCTIONS`; None for `"none"`."""
@@ -230,6 +228,7 @@ def make_construction(
             max_evidence_items=max_evidence_items,
             max_guidance_items=max_guidance_items,
             max_chars=max_chars,
+            prompts=prompts,
             on_reply=on_reply,
         )
     raise ValueError(f"`name` must be one of {', '.join(map(repr, CONSTRUCTIONS))}, got {name!r}.")

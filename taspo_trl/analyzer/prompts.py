@@ -1,4 +1,16 @@
-"""The two instructions for the analyzer. Constants: recorded text never becomes part of them."""
+"""The two instructions for the analyzer: constants of the package, or files of the user's.
+
+Recorded text never becomes part of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigurationError
+
 
 EXTRACTION = """\
 You study how an agent solved a task in an interactive text environment. The user message is one JSON object \
@@ -54,3 +66,31 @@ Answer with exactly one JSON object and nothing else:
 
 PROMPT_VERSION = "1"
 """Part of every cache key; raised with each change of the wording or the payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The system messages of the two calls. The payloads and the checks of the answers are the same for all."""
+
+    extraction: str = EXTRACTION
+    alignment: str = ALIGNMENT
+
+
+PROMPTS = Prompts()
+
+
+def load_prompts(folder: str | os.PathLike | None) -> Prompts:
+    """The prompts in a folder's `extraction.txt` and `alignment.txt`; ours for a missing file or folder=None."""
+    if folder is None:
+        return PROMPTS
+    texts = {}
+    for name in ("extraction", "alignment"):
+        path = Path(folder) / f"{name}.txt"
+        if path.is_file():
+            texts[name] = path.read_text(encoding="utf-8").strip()
+    if not texts or not all(texts.values()):
+        raise ConfigurationError(
+            f"{folder} must hold `extraction.txt`, `alignment.txt` or both, with the instructions as text; "
+            f"found {', '.join(f'an empty {name}.txt' for name in texts) or 'neither'}."
+        )
+    return Prompts(**texts)
