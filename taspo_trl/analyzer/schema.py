@@ -95,5 +95,6 @@ def schema_fault(error: ValidationError) -> str:
         "too_short": "empty",
         "literal_error": "unknown",
         "value_error": "not_unicode",
+        "string_unicode": "not_unicode",  # pydantic's own, where it counts the characters
     }
     return f"{name}_{kind.get(first['type'], 'type')}"
