@@ -6,15 +6,23 @@ the group, then `build` for each target that can use guidance, spread over a few
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from .advantages import group_advantages
 from .analyzer.constructions import Construction, verified_successes
+from .background import DaemonPool
 from .scoring import MIN_SPLICE_INDEX
 from .types import Extraction, Guidance, Trajectory, TrajectoryGroup
+
+
+logger = logging.getLogger(__name__)
+
+LATE = "time_budget"
+"""Why a trajectory has no guidance when the step could wait no longer."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +95,24 @@ class GuidanceStage:
             Threads, and so analyzer requests in flight.
         allocation (`str`, *optional*, defaults to `"action"`):
             `"action"` or `"token"`: decides which trajectories can use guidance.
+        time_budget (`float`, *optional*):
+            Seconds that [`collect`] waits at most; trajectories without guidance by then do without. What is under way
+            ends in its own time, so that an analyzer can still keep an answer that was paid for. If `None`, unlimited.
     """
 
-    def __init__(self, construction: Construction | None, max_workers: int = 4, allocation: str = "action"):
+    def __init__(
+        self,
+        construction: Construction | None,
+        max_workers: int = 4,
+        allocation: str = "action",
+        time_budget: float | None = None,
+    ):
         self._construction = construction
         self._allocation = allocation
         self._max_workers = max_workers
-        self._executor: ThreadPoolExecutor | None = None
+        self._time_budget = time_budget
+        self._pool: DaemonPool | None = None
+        self._is_warned = False
         self._lock = threading.RLock()  # cancelling a future runs its callback, `_build`, in the same thread
         self._reset()
 
@@ -114,11 +133,11 @@ class GuidanceStage:
             self._results[uid] = Guidance(uid, self._construction.name, abstain_reason=reason)
         if not targets:
             return
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._max_workers, thread_name_prefix="taspo-guidance")
+        if self._pool is None:
+            self._pool = DaemonPool(self._max_workers, "taspo-guidance")
         if self._started is None:
             self._started = time.monotonic()
-        work = _Work(group, targets, self._executor.submit(self._construction.prepare, group))
+        work = _Work(group, targets, self._pool.submit(self._construction.prepare, group))
         self._work.append(work)
         work.prepared.add_done_callback(lambda done: self._build(work, done))
 
@@ -130,11 +149,10 @@ class GuidanceStage:
                 return
             shared = prepared.result()
             with self._lock:  # no analyzer call is queued behind a cancellation
-                executor = self._executor
-                if executor is not None and not work.is_cancelled:
+                pool = self._pool
+                if pool is not None and not work.is_cancelled:
                     work.built = [
-                        executor.submit(self._timed_build, construction, work, target, shared)
-                        for target in work.targets
+                        pool.submit(self._timed_build, construction, work, target, shared) for target in work.targets
                     ]
         finally:
             work.is_queued.set()
@@ -149,26 +167,59 @@ class GuidanceStage:
         return guidance
 
     def collect(self) -> GuidanceBatch:
-        """Wait for all submitted groups. An exception in a construction is a bug and is raised here."""
+        """Wait for all submitted groups, within the time budget.
+
+        An exception in a construction is a bug, or an analyzer that cannot be used at all, and is raised here.
+        """
         waiting_since = time.monotonic()
+        deadline = None if self._time_budget is None else waiting_since + self._time_budget
+        extractions: dict[str, Extraction] = {}
         try:
             for work in self._work:
-                work.prepared.result()
-                work.is_queued.wait()
-                for future in work.built:
-                    guidance = future.result()
-                    self._results[guidance.traj_uid] = guidance
+                extractions[work.group.group_id] = self._collect_group(work, deadline)
         except BaseException:  # Ctrl-C included: the next batch must not meet this one's work
             self.cancel()
             raise
+        now = time.monotonic()
+        num_late = sum(one.abstain_reason == LATE for one in self._results.values())
+        last_answer = now if num_late else self._last_answer
         batch = GuidanceBatch(
             guidance=self._results,
-            extractions={work.group.group_id: work.prepared.result() for work in self._work},
-            work_seconds=self._last_answer - self._started if self._started is not None else 0.0,
-            visible_seconds=time.monotonic() - waiting_since,
+            extractions=extractions,
+            work_seconds=last_answer - self._started if self._started is not None else 0.0,
+            visible_seconds=now - waiting_since,
         )
+        if num_late:
+            self._warn(num_late)
+            self.cancel()
         self._reset()
         return batch
+
+    def _collect_group(self, work: _Work, deadline: float | None) -> Extraction:
+        """Take a group's results as they come in; at the deadline the missing ones are late."""
+        if not _is_done(work.prepared, deadline) or not work.is_queued.wait(_seconds_to(deadline)):
+            for target in work.targets:
+                self._results[target.uid] = self._late(target)
+            return Extraction(fault=LATE)
+        extraction = work.prepared.result()
+        for target, future in zip(work.targets, work.built, strict=True):
+            self._results[target.uid] = future.result() if _is_done(future, deadline) else self._late(target)
+        return extraction
+
+    def _late(self, target: Trajectory) -> Guidance:
+        return Guidance(target.uid, self._construction.name if self._construction else "none", abstain_reason=LATE)
+
+    def _warn(self, num_late: int) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "The analyzer was not done within `analyzer_time_budget=%g` seconds: %d trajectories of this step "
+                "train with plain GRPO weights. Raise it, raise `analyzer_workers`, or use a faster analyzer. From "
+                "here on such trajectories are only counted (`guidance/none/%s`).",
+                self._time_budget,
+                num_late,
+                LATE,
+            )
 
     def cancel(self) -> None:
         """Drop what has not started; for a rollout that failed."""
@@ -178,10 +229,19 @@ class GuidanceStage:
                 for future in (work.prepared, *work.built):
                     future.cancel()
             self._reset()
+        self.close()  # what is under way must not keep the next batch waiting: it gets threads of its own
 
     def close(self) -> None:
         """End the worker threads. May be called twice."""
         with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.retire()
+
+
+def _is_done(future: Future, deadline: float | None) -> bool:
+    return bool(wait([future], timeout=_seconds_to(deadline)).done)
+
+
+def _seconds_to(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
