@@ -65,6 +65,32 @@ class TASPOConfig(GRPOConfig):
             C: characters of recorded text in one analyzer request.
         analyzer_workers (`int`, *optional*, defaults to `4`):
             Analyzer requests in flight.
+        analyzer_model (`str`, *optional*):
+            LiteLLM's name of the analyzer's model, provider first. If `None`, the embedded analyzer, which is no LLM.
+            The key comes from the provider's environment variable, never from here. Without effect when the trainer
+            gets an `analyzer`, as are the settings below up to `analyzer_cache`.
+        analyzer_api_base (`str`, *optional*):
+            Root of the analyzer's API. If `None`, the provider's own.
+        analyzer_timeout (`float`, *optional*, defaults to `120.0`):
+            Wall time of one analyzer request in seconds.
+        analyzer_attempts (`int`, *optional*, defaults to `3`):
+            Requests for one question at most.
+        analyzer_max_tokens (`int`, *optional*, defaults to `4096`):
+            Output limit of one answer.
+        analyzer_requests_per_minute (`int`, *optional*), analyzer_tokens_per_minute (`int`, *optional*):
+            Limits of each process. If `None`, unlimited.
+        analyzer_budget_usd (`float`, *optional*), analyzer_budget_tokens (`int`, *optional*):
+            Spending of all processes and resumptions with this `output_dir` after which no new call is made. If
+            `None`, unlimited.
+        analyzer_required (`bool`, *optional*, defaults to `True`):
+            Whether an analyzer that cannot be used at all at its first call stops the run.
+        analyzer_cache (`str`, *optional*, defaults to `"auto"`):
+            SQLite file of paid answers; `"auto"` lies in the user's cache folder, `"no"` keeps none.
+        analyzer_time_budget (`float`, *optional*, defaults to `1800.0`):
+            Seconds that a training step waits for guidance at most, after everything that overlaps with it. If `None`,
+            unlimited.
+        analyzer_prompts (`str`, *optional*):
+            Folder with `extraction.txt` and `alignment.txt`, the analyzer's instructions. If `None`, the package's.
 
         > Parameters that control the credit
 
@@ -220,6 +246,75 @@ class TASPOConfig(GRPOConfig):
         default=4,
         metadata={"help": "Analyzer requests in flight (paper: 4)."},
     )
+    analyzer_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "LiteLLM's name of the analyzer's model, provider first, e.g. `deepseek/deepseek-chat`. The key "
+            "comes from the provider's environment variable. If `None`, the embedded analyzer, which is no LLM."
+        },
+    )
+    analyzer_api_base: str | None = field(
+        default=None,
+        metadata={"help": "Root of the analyzer's API, e.g. `http://localhost:8000/v1`. If `None`, the provider's."},
+    )
+    analyzer_timeout: float = field(
+        default=120.0,
+        metadata={"help": "Wall time of one analyzer request in seconds."},
+    )
+    analyzer_attempts: int = field(
+        default=3,
+        metadata={"help": "Analyzer requests for one question at most, when they fail in a way a retry may mend."},
+    )
+    analyzer_max_tokens: int = field(
+        default=4096,
+        metadata={"help": "Output limit of one analyzer answer (paper: 4096)."},
+    )
+    analyzer_requests_per_minute: int | None = field(
+        default=None,
+        metadata={"help": "Analyzer requests of each process in any 60 seconds. If `None`, unlimited."},
+    )
+    analyzer_tokens_per_minute: int | None = field(
+        default=None,
+        metadata={"help": "Analyzer tokens of each process in any 60 seconds. If `None`, unlimited."},
+    )
+    analyzer_budget_usd: float | None = field(
+        default=None,
+        metadata={
+            "help": "US dollars, over all processes and resumptions with this `output_dir`, after which no new "
+            "analyzer call is made. If `None`, unlimited."
+        },
+    )
+    analyzer_budget_tokens: int | None = field(
+        default=None,
+        metadata={"help": "The same in tokens. If `None`, unlimited."},
+    )
+    analyzer_required: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether an analyzer that cannot be used at all at its first call (wrong key, unknown model, "
+            "unreachable host) stops the run. If `False`, its trajectories train with plain GRPO weights."
+        },
+    )
+    analyzer_cache: str = field(
+        default="auto",
+        metadata={
+            "help": "SQLite file of paid analyzer answers. `auto`: in the user's cache folder; `no`: none is kept."
+        },
+    )
+    analyzer_time_budget: float | None = field(
+        default=1800.0,
+        metadata={
+            "help": "Seconds that a training step waits for guidance at most, after everything that overlaps with it; "
+            "the remaining trajectories train with plain GRPO weights. If `None`, unlimited."
+        },
+    )
+    analyzer_prompts: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with `extraction.txt` and `alignment.txt`, the analyzer's instructions. If `None`, the "
+            "package's own."
+        },
+    )
 
     # Parameters that control the credit
     allocation: str = field(
@@ -319,8 +414,19 @@ class TASPOConfig(GRPOConfig):
             "max_guidance_tokens",
             "analyzer_context_chars",
             "analyzer_workers",
+            "analyzer_attempts",
+            "analyzer_max_tokens",
         ):
             _require(name, getattr(self, name), lambda value: value >= 1, "at least 1")
+        for name in (
+            "analyzer_requests_per_minute",
+            "analyzer_tokens_per_minute",
+            "analyzer_budget_usd",
+            "analyzer_budget_tokens",
+            "analyzer_time_budget",
+        ):
+            _require(name, getattr(self, name), lambda value: value is None or value > 0, "positive, or None")
+        _require("analyzer_timeout", self.analyzer_timeout, lambda value: value > 0, "positive")
         _require("max_completion_length", self.max_completion_length, lambda v: v is not None and v >= 1, "at least 1")
         _require("history_length", self.history_length, lambda v: v is None or v >= 0, "not negative, or None")
         _require("environment_timeout", self.environment_timeout, lambda value: value > 0, "positive")

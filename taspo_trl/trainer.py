@@ -25,9 +25,10 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler
 
 from .analyzer.base import Analyzer
+from .analyzer.build import configured_analyzer
 from .analyzer.compose import Composer
 from .analyzer.constructions import make_construction
-from .analyzer.extractive import ExtractiveAnalyzer
+from .analyzer.prompts import load_prompts
 from .checkpoint import Buffer, TrainingState, load_state, save_state
 from .checks import check_arguments, check_model
 from .collection import Collector
@@ -94,8 +95,8 @@ class TASPOTrainer(GRPOTrainer):
             Makes an environment instance (usually the class itself). With a dictionary, the row's `environment` column
             selects one.
         analyzer (`Analyzer`, *optional*):
-            Who writes guidance for `guidance="aligned"`. If `None`, the embedded
-            [`~taspo_trl.analyzer.ExtractiveAnalyzer`].
+            Who writes guidance for `guidance="aligned"`. If `None`, a [`~taspo_trl.analyzer.LiteLLMAnalyzer`] for
+            `args.analyzer_model`, or the embedded [`~taspo_trl.analyzer.ExtractiveAnalyzer`] without one.
         callbacks (list of [`~transformers.TrainerCallback`], *optional*), optimizers (`tuple`, *optional*):
             As in [`~trl.GRPOTrainer`].
         quantization_config, peft_config (*optional*):
@@ -140,6 +141,7 @@ class TASPOTrainer(GRPOTrainer):
             args = TASPOConfig(f"{(name or 'model').split('/')[-1]}-TASPO")
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_arguments(args, functions, train_dataset, environment_factory)
+        self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
         # not be what its name says. The reference is a copy of the very model that was passed.
         has_adapter = peft_config is not None or is_peft_model(model)
@@ -168,7 +170,6 @@ class TASPOTrainer(GRPOTrainer):
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
         self.environment_pool = EnvironmentPool(factories, args.environment_backend)
-        self.analyzer = analyzer if analyzer is not None else ExtractiveAnalyzer()
         self.experience_maker = self._make_experience_maker(functions)
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
@@ -197,9 +198,10 @@ class TASPOTrainer(GRPOTrainer):
             max_evidence_items=args.max_evidence_items,
             max_guidance_items=args.max_guidance_items,
             max_chars=args.analyzer_context_chars,
+            prompts=load_prompts(args.analyzer_prompts),
             on_reply=lambda request, reply: calls.append((request, reply)),
         )
-        guidance = GuidanceStage(construction, args.analyzer_workers, args.allocation)
+        guidance = GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self._reward_keywords: dict[str, Any] = {}
         collector = Collector(
