@@ -14,6 +14,7 @@ from typing import Any
 
 from .environments.base import PromptTemplate
 from .errors import ConfigurationError
+from .tokens import is_special
 
 
 _MARK = "\ue0f0\ue0f1\ue0f0"  # private-use characters: in no vocabulary's text and in no observation
@@ -87,16 +88,10 @@ class ChatRenderer:
 
     def with_splice(self, messages: Sequence[Message]) -> tuple[str, list[int], int | None]:
         """Rendered text, its ids, and the index at which the last user message ends."""
-        last = max(k for k, message in enumerate(messages) if message["role"] == "user")
-        marked = [dict(message) for message in messages]
-        # A template may strip a message; behind the mark there is nothing to strip.
-        marked[last]["content"] = marked[last]["content"].rstrip() + _MARK
-        rendered = self.text(marked)
-        if rendered.count(_MARK) != 1:
-            text = self.text(messages)
+        text = self.text(messages)
+        end_of_user = self._end_of_last_user_message(messages, text)
+        if end_of_user is None:
             return text, self.encode(text), None
-        end_of_user = rendered.index(_MARK)
-        text = rendered.replace(_MARK, "")
         if not getattr(self.tokenizer, "is_fast", False):
             ids, head = self.encode(text), self.encode(text[:end_of_user])
             return text, ids, len(head) if ids[: len(head)] == head else None
@@ -107,6 +102,17 @@ class ChatRenderer:
             len(encoded["input_ids"]),
         )
         return text, list(encoded["input_ids"]), index or None
+
+    def _end_of_last_user_message(self, messages: Sequence[Message], text: str) -> int | None:
+        """Where the message ends in the rendered `text`; None when a mark put there changes what is printed."""
+        last = max(k for k, message in enumerate(messages) if message["role"] == "user")
+        content = messages[last]["content"]
+        for kept in dict.fromkeys((content, content.rstrip())):  # a template may strip a message
+            marked = [*messages[:last], {**messages[last], "content": kept + _MARK}, *messages[last + 1 :]]
+            rendered = self.text(marked)
+            if rendered.count(_MARK) == 1 and rendered.replace(_MARK, "") == text:
+                return rendered.index(_MARK)
+        return None
 
 
 class WindowContext:
@@ -178,7 +184,7 @@ class ConversationContext:
         last = view.history[-1]
         self._messages.append({"role": "assistant", "content": last.reply_text})
         answer = _fill(self.template.reply, **_view_fields(self.template, view, view.observation))
-        extended = self._extend(last, {"role": "user", "content": answer.rstrip()})
+        extended = self._extend(last, {"role": "user", "content": answer})
         if extended is not None:
             return extended
         return self._render_anew(view, self._messages, self.template.reply)
@@ -197,7 +203,8 @@ class ConversationContext:
         if reply.strip() != last.reply_text.strip():  # a template may trim a reply, but not rewrite it
             return None
         suffix_ids = self.renderer.encode(suffix)
-        if last.reply_ids and suffix_ids and last.reply_ids[-1] == suffix_ids[0]:
+        closing = tuple(suffix_ids[:1])
+        if closing and last.reply_ids[-1:] == closing and is_special(self.renderer.tokenizer, closing[0]):
             suffix_ids = suffix_ids[1:]  # the sampled end token already closed the message
         ids = [*self._ids, *last.reply_ids, *suffix_ids]
         if self.max_length is not None and len(ids) > self.max_length:
@@ -212,7 +219,7 @@ class ConversationContext:
         for dropped, observation, is_cut in _shrinking(num_droppable, view.observation):
             answer = _fill(template, **_view_fields(self.template, view, observation))
             kept = [*before[:opening], *before[opening + 2 * dropped :]]
-            messages = [*kept, {"role": "user", "content": answer.rstrip()}]
+            messages = [*kept, {"role": "user", "content": answer}]
             text, ids, splice_index = self.renderer.with_splice(messages)
             if self.max_length is None or len(ids) <= self.max_length:
                 self._messages, self._ids, self._text, self._splice_index = messages, ids, text, splice_index

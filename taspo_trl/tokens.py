@@ -77,7 +77,7 @@ def token_spans(tokenizer: Any, ids: Sequence[int]) -> list[tuple[int, int]]:
     position = 0
     for size, text in groups:
         for i in ids[len(spans) : len(spans) + size]:
-            is_silent = size > 1 and _is_special(tokenizer, i)
+            is_silent = size > 1 and is_special(tokenizer, i)
             spans.append((position, position if is_silent else position + len(text)))
         position += len(text)
     return spans
@@ -129,7 +129,8 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def _is_special(tokenizer: Any, token_id: int) -> bool:
+def is_special(tokenizer: Any, token_id: int) -> bool:
+    """Whether an id is printed only when special tokens are."""
     return not _decode(tokenizer, [token_id]) and bool(tokenizer.decode([token_id]))
 
 
