@@ -34,6 +34,6 @@ def configured_analyzer(args: TASPOConfig) -> Analyzer:
         budget_usd=args.analyzer_budget_usd,
         budget_tokens=args.analyzer_budget_tokens,
         cache=None if args.analyzer_cache == "no" else args.analyzer_cache,
-        run=str(Path(args.output_dir).resolve()),
+        run=str(Path(args.output_dir or ".").resolve()),
         required=args.analyzer_required,
     )

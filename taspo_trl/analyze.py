@@ -1,0 +1,356 @@
+"""Guidance for saved trajectories: prompts are tuned and analyzers are compared with it before anyone trains.
+
+Runs the very stages that training runs: extraction, alignment and composition, and with a model scoring and weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .advantages import group_advantages
+from .analyzer.approximate import ApproximateTokenizer
+from .analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
+from .analyzer.compose import Composer
+from .analyzer.constructions import AlignedConstruction
+from .analyzer.extractive import ExtractiveAnalyzer
+from .analyzer.prompts import PROMPTS, Prompts
+from .credit import assign_credit
+from .errors import RecordError
+from .guidance import GuidanceStage
+from .metrics import analyzer_metrics, credit_metrics, guidance_metrics
+from .records import TrajectoryRecord, read_records, write_records
+from .types import Credit, Extraction, Guidance, Trajectory, TrajectoryGroup
+
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class CreditSettings:
+    """How shifts become weights; the fields of [`~taspo_trl.TASPOConfig`], with its defaults."""
+
+    allocation: str = "action"
+    shift_clip: float = 2.0
+    shift_threshold: float = 0.0
+    score_temperature: float = 0.5
+    weight_range: float = 0.4
+    weight_step_size: float | None = None
+    scale_rewards: str = "group"
+    temperature: float = 1.0
+    """The sampling temperature of the trajectories."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What [`analyze`] found."""
+
+    metrics: dict[str, float]
+    """Names as in training: coverage, evidence kept and rejected by reason, analyzer calls, tokens, cost, weights."""
+    analyzer: str
+    model: str
+    """Name of the scoring model; empty without one."""
+    files: tuple[Path, ...] = ()
+    """The record files that were written, with guidance, evidence, rejects and weights in each line."""
+
+    def table(self) -> Table:
+        """The summary for people."""
+        from rich.table import Table
+
+        table = Table(title=f"Guidance by {self.analyzer}" + (f", scored with {self.model}" if self.model else ""))
+        table.add_column("")
+        table.add_column("value", justify="right")
+        last = ""
+        for name, value in self.metrics.items():
+            section = name.split("/")[0]
+            if last and section != last and "/" in name:
+                table.add_section()
+            table.add_row(name, f"{value:.6g}")
+            last = section
+        return table
+
+
+def analyze(
+    path: str | os.PathLike,
+    *,
+    analyzer: Analyzer | str | None = None,
+    output: str | os.PathLike | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    prompts: Prompts = PROMPTS,
+    max_evidence_items: int = 12,
+    max_guidance_items: int = 8,
+    max_guidance_tokens: int = 256,
+    context_chars: int = 12000,
+    workers: int = 4,
+    action_tags: tuple[str, ...] = (),
+    credit: CreditSettings | None = None,
+    micro_batch_tokens: int = 16384,
+    on_reply: Callable[[AnalyzerRequest, AnalyzerReply], None] | None = None,
+) -> Analysis:
+    """
+    Write guidance for saved trajectories, and with a model their weights.
+
+    Example:
+
+    ```python
+    >>> from taspo_trl.analyze import analyze
+
+    >>> analysis = analyze("out/_trajectories/rollout_000000.jsonl", analyzer="deepseek/deepseek-chat")
+    >>> analysis.metrics["guidance/coverage"]
+    ```
+
+    Args:
+        path (`str` or `PathLike`):
+            A file that training wrote, or a folder of them. Rewards and successes are taken from it.
+        analyzer (`Analyzer` or `str`, *optional*):
+            Who answers; a string is LiteLLM's name of a model. If `None`, the embedded analyzer.
+        output (`str` or `PathLike`, *optional*):
+            Folder for the records with guidance, one file for each file read, and `summary.json`. If `None`,
+            `<path without .jsonl>-analysis`.
+        model (`str` or [`~transformers.PreTrainedModel`], *optional*):
+            The policy that played, to compute shifts and weights. Needs records with prompt ids
+            (`save_trajectories="full"`).
+        tokenizer (`str` or [`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Composes the blocks. If `None`, the model's; without a model, four characters count as a token.
+        prompts (`Prompts`, *optional*):
+            The analyzer's instructions; see [`~taspo_trl.analyzer.prompts.load_prompts`].
+        max_evidence_items, max_guidance_items, max_guidance_tokens, context_chars, workers (`int`, *optional*):
+            As `max_evidence_items` ... `analyzer_workers` of [`~taspo_trl.TASPOConfig`].
+        action_tags (`tuple[str, ...]`, *optional*):
+            Tags of the environment, besides the paper's three, that no statement may hold.
+        credit (`CreditSettings`, *optional*):
+            How shifts become weights.
+        micro_batch_tokens (`int`, *optional*, defaults to `16384`):
+            Bound on rows x longest row of one scoring forward.
+        on_reply (`Callable`, *optional*):
+            Called with each (request, reply), from worker threads.
+
+    Returns:
+        [`Analysis`]
+
+    Raises:
+        RecordError: a file is no record of trajectories, or holds several runs.
+        ConfigurationError: there is a model but no prompt ids.
+    """
+    files = _files(path)
+    credit = credit or CreditSettings()
+    scorer, tokenizer = _loaded(model, tokenizer)
+    asked = _made(analyzer)
+    calls: list[tuple[AnalyzerRequest, AnalyzerReply]] = []
+
+    def note(request: AnalyzerRequest, reply: AnalyzerReply) -> None:
+        calls.append((request, reply))
+        if on_reply is not None:
+            on_reply(request, reply)
+
+    construction = AlignedConstruction(
+        asked,
+        Composer(tokenizer, max_guidance_tokens, action_tags),
+        max_evidence_items=max_evidence_items,
+        max_guidance_items=max_guidance_items,
+        max_chars=context_chars,
+        prompts=prompts,
+        on_reply=note,
+    )
+    folder = Path(output) if output is not None else _default_output(Path(path))
+    stage = GuidanceStage(construction, workers, credit.allocation)
+    found = _Found()
+    try:
+        for file in files:
+            records = _guided(list(read_records(file)), stage, file)
+            if scorer is not None:
+                records = _weighed(records, scorer, credit, micro_batch_tokens)
+            write_records(folder / file.name, records)
+            found.add(records, folder / file.name, credit)
+    finally:
+        stage.close()
+        if asked is not analyzer:
+            asked.close()
+    metrics = found.metrics(calls, has_scores=scorer is not None)
+    analysis = Analysis(metrics, asked.name, _name_of(model), tuple(found.files))
+    _write_summary(folder / "summary.json", analysis, str(path))
+    return analysis
+
+
+@dataclass
+class _Found:
+    """What the summary needs of all files, without the prompts, which are most of their size."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+    guidance: dict[str, Guidance] = field(default_factory=dict)
+    extractions: dict[str, Extraction] = field(default_factory=dict)
+    credits: list[Credit] = field(default_factory=list)
+    groups: int = 0
+    files: list[Path] = field(default_factory=list)
+
+    def add(self, records: Sequence[TrajectoryRecord], file: Path, credit: CreditSettings) -> None:
+        self.files.append(file)
+        advantages = _advantages(records, credit)
+        self.groups += len({(record.rollout, record.group_id) for record in records})
+        for record in records:
+            uid = record.trajectory.uid
+            if uid in self.guidance:
+                raise RecordError(f"{file.name} holds trajectory {uid!r} a second time. Analyze each run on its own.")
+            turns = tuple(replace(turn, prompt_ids=()) for turn in record.trajectory.turns)
+            self.trajectories.append(replace(record.trajectory, turns=turns))
+            self.advantages.append(advantages[uid])
+            if record.guidance is not None:
+                self.guidance[uid] = record.guidance
+            if record.extraction is not None:
+                self.extractions[record.group_id] = record.extraction
+            if record.credit is not None:
+                self.credits.append(record.credit)
+
+    def metrics(self, calls: Sequence[tuple[AnalyzerRequest, AnalyzerReply]], has_scores: bool) -> dict[str, float]:
+        values = {
+            "trajectories": float(len(self.trajectories)),
+            "groups": float(self.groups),
+            "success": sum(t.success for t in self.trajectories) / max(1, len(self.trajectories)),
+            **guidance_metrics(self.guidance, self.extractions, self.trajectories, self.advantages),
+            **analyzer_metrics(calls),
+        }
+        return values | (credit_metrics(self.credits, self.trajectories) if has_scores else {})
+
+
+def _guided(records: list[TrajectoryRecord], stage: GuidanceStage, file: Path) -> list[TrajectoryRecord]:
+    """The records with new guidance in place of what they had."""
+    repeated = [uid for uid, count in Counter(r.trajectory.uid for r in records).items() if count > 1]
+    if repeated:
+        raise RecordError(f"{file} holds trajectory {repeated[0]!r} twice. Analyze each run on its own.")
+    for group in _groups(records).values():
+        stage.submit(group)
+    batch = stage.collect()
+    return [
+        replace(
+            record,
+            guidance=batch.guidance[record.trajectory.uid],
+            extraction=batch.extractions.get(record.group_id),
+            credit=None,
+        )
+        for record in records
+    ]
+
+
+def _weighed(
+    records: list[TrajectoryRecord], scorer: tuple[Any, int], credit: CreditSettings, max_tokens: int
+) -> list[TrajectoryRecord]:
+    """The records with shifts and weights."""
+    from .rescoring import score_saved
+
+    model, pad_token_id = scorer
+    trajectories = [record.trajectory for record in records]
+    guidance = {record.trajectory.uid: record.guidance for record in records if record.guidance is not None}
+    scores = score_saved(
+        model,
+        trajectories,
+        guidance,
+        temperature=credit.temperature,
+        max_tokens=max_tokens,
+        pad_token_id=pad_token_id,
+    )
+    advantages = _advantages(records, credit)
+    return [
+        replace(
+            record,
+            credit=assign_credit(
+                t.uid,
+                advantages[t.uid],
+                scores.get(t.uid, ()),
+                [turn.action_mask for turn in t.turns],
+                allocation=credit.allocation,
+                clip=credit.shift_clip,
+                threshold=credit.shift_threshold,
+                temperature=credit.score_temperature,
+                weight_range=credit.weight_range,
+                step_size=credit.weight_step_size,
+                no_guidance="" if guidance[t.uid] else guidance[t.uid].abstain_reason,
+            ),
+        )
+        for record, t in zip(records, trajectories, strict=True)
+    ]
+
+
+def _groups(records: Sequence[TrajectoryRecord]) -> dict[tuple[int, str], TrajectoryGroup]:
+    members: dict[tuple[int, str], list[Trajectory]] = {}
+    for record in records:
+        members.setdefault((record.rollout, record.group_id), []).append(record.trajectory)
+    return {
+        key: TrajectoryGroup(key[1], tuple(sorted(group, key=lambda t: t.generation_idx)))
+        for key, group in members.items()
+    }
+
+
+def _advantages(records: Sequence[TrajectoryRecord], credit: CreditSettings) -> dict[str, float]:
+    groups = list(_groups(records).values())
+    rewards_G = [[t.reward if t.is_usable else None for t in group.trajectories] for group in groups]
+    advantages_G, _ = group_advantages(rewards_G, credit.scale_rewards)
+    return {
+        t.uid: advantage
+        for group, advantages in zip(groups, advantages_G, strict=True)
+        for t, advantage in zip(group.trajectories, advantages, strict=True)
+    }
+
+
+def _loaded(model: Any, tokenizer: Any) -> tuple[tuple[Any, int] | None, Any]:
+    """((model, padding id) or None, tokenizer), loaded where only a name is given."""
+    if model is None and not isinstance(tokenizer, str):
+        return None, tokenizer if tokenizer is not None else ApproximateTokenizer()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if tokenizer is None or isinstance(tokenizer, str):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer or _name_of(model))
+    if model is None:
+        return None, tokenizer
+    if isinstance(model, str):
+        model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    pad_token_id = getattr(tokenizer, "pad_token_id", None)
+    return (model, pad_token_id if pad_token_id is not None else 0), tokenizer
+
+
+def _made(analyzer: Analyzer | str | None) -> Analyzer:
+    if analyzer is None:
+        return ExtractiveAnalyzer()
+    if not isinstance(analyzer, str):
+        return analyzer
+    from .analyzer.litellm_analyzer import LiteLLMAnalyzer
+
+    return LiteLLMAnalyzer(analyzer)
+
+
+def _name_of(model: Any) -> str:
+    if model is None or isinstance(model, str):
+        return model or ""
+    return model.config._name_or_path or type(model).__name__
+
+
+def _files(path: str | os.PathLike) -> list[Path]:
+    path = Path(path)
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise RecordError(f"{path} holds no trajectory files (*.jsonl).")
+    if not files[0].exists():
+        raise RecordError(f"There is no file {path}.")
+    return files
+
+
+def _default_output(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".jsonl") + "-analysis")
+
+
+def _write_summary(path: Path, analysis: Analysis, source: str) -> None:
+    data: Mapping[str, Any] = {
+        "source": source,
+        "analyzer": analysis.analyzer,
+        "model": analysis.model,
+        "files": [file.name for file in analysis.files],
+        "metrics": {name: value if value == value else None for name, value in analysis.metrics.items()},
+    }
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
