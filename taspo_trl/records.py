@@ -7,9 +7,11 @@ to a quote. Records hold untrusted text (observations, replies, analyzer stateme
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,8 @@ def write_records(path: str | os.PathLike, records: Iterable[TrajectoryRecord], 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
+    # Half a surrogate pair in some observation becomes its JSON escape instead of an error.
+    with open(partial, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
         for record in records:
             file.write(json.dumps(to_json(record, with_prompt_ids), ensure_ascii=False, allow_nan=False))
             file.write("\n")
@@ -82,14 +85,15 @@ def read_records(path: str | os.PathLike) -> Iterator[TrajectoryRecord]:
     if not files:
         raise RecordError(f"{path} holds no trajectory files (*.jsonl).")
     for file in files:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
                 try:
                     yield from_json(json.loads(line))
-                except (KeyError, TypeError, ValueError) as error:
-                    raise RecordError(f"{file}, line {number}: {error}") from error
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    cause = f"no field {error}" if isinstance(error, KeyError) else error
+                    raise RecordError(f"{file}, line {number}: {cause}") from error
 
 
 def to_json(record: TrajectoryRecord, with_prompt_ids: bool = False) -> dict[str, Any]:
@@ -118,6 +122,8 @@ def to_json(record: TrajectoryRecord, with_prompt_ids: bool = False) -> dict[str
 
 def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
     """The inverse of [`to_json`]; missing prompt ids come back as empty tuples."""
+    if not isinstance(data, Mapping):
+        raise RecordError(f"a record is a JSON object, this is a {type(data).__name__}.")
     version = data.get("version")
     if version != RECORD_VERSION:
         raise RecordError(
@@ -215,12 +221,15 @@ def _credit_from_json(data: Mapping[str, Any]) -> Credit:
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN; a record must not lose its line over one."""
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else None
     if isinstance(value, Mapping):
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
-    if isinstance(value, str | int) or value is None:
-        return value
     return str(value)  # a task column may hold anything that Arrow knows, for example a date
