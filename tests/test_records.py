@@ -1,0 +1,263 @@
+"""Trajectory records: everything comes back, broken files are named with their line."""
+
+import dataclasses
+import datetime
+import json
+import math
+
+import numpy as np
+import pytest
+
+from taspo_trl.errors import RecordError
+from taspo_trl.records import RECORD_VERSION, TrajectoryRecord, from_json, read_records, to_json, write_records
+from taspo_trl.types import (
+    Credit,
+    Evidence,
+    Extraction,
+    FinishReason,
+    Guidance,
+    Rejection,
+    Source,
+    Statement,
+    StopReason,
+    Support,
+    TurnScore,
+)
+from tests.builders import trajectory, turn
+
+
+def full_record():
+    """A record in which every field differs from its default."""
+    source = Source("g0k1", 2, "pre", "open drawer", "post")
+    evidence = Evidence("e1", "progress", "Look inside.", (source, Source("g0k2", 0, "", "look", "desk")))
+    rejection = Rejection("extraction", "quote_not_found", "item…")
+    return TrajectoryRecord(
+        trajectory=trajectory(
+            [
+                turn(
+                    (1, 2, 3),
+                    (10, 11, 12),
+                    reply_text="Ich öffne 😀\n<action>open\u2028drawer</action>",
+                    action="open drawer",
+                    action_mask=(False, True, True),
+                    observation='You see "it" \\ {brace}\r\n',
+                    next_observation="",
+                    valid=False,
+                    reward=-0.5,
+                    splice_index=None,
+                    finish_reason=FinishReason.LENGTH,
+                    sampling_logps=(-0.1, None, -2.5),
+                    prompt_cuts=3,
+                ),
+                turn((4,), (), action_mask=(), sampling_logps=()),
+            ],
+            uid="r0-g0-k1",
+            task={"task_id": "a", "level": 3, "nested": {"list": [1, None, "x"]}, "flag": True},
+            environment="shop",
+            generation_idx=1,
+            stop_reason=StopReason.SOLVED,
+            success=True,
+            opening=({"role": "system", "content": "s"}, {"role": "user", "content": "u"}),
+            environment_reward=0.75,
+            reward=1.25,
+            rewards={"success": 1.0, "style": 0.25, "absent": None},
+            error="none really",
+            seconds=1.5,
+        ),
+        group_id="r0-g0",
+        rollout=7,
+        step=21,
+        extraction=Extraction((evidence,), (rejection,), "thin"),
+        guidance=Guidance(
+            "r0-g0-k1",
+            "aligned",
+            (5, 6),
+            "- Look inside.",
+            (Statement("Look inside.", ("e1",), (Support(0, "pre", "desk"), Support(1, "task", "mug"))),),
+            (evidence,),
+            (rejection, Rejection("alignment", "unknown_id")),
+            "abstained",
+        ),
+        credit=Credit(
+            "r0-g0-k1",
+            -0.7,
+            (1.1, 0.9),
+            (0.5, None),
+            (TurnScore((-1.0, -2.0), (-0.5, -2.5)), TurnScore(unscorable="no_reply")),
+            "fewer_than_two_scorable_turns",
+            ((1.0, 1.2, 1.0), ()),
+        ),
+    )
+
+
+def minimal_record(**values):
+    return TrajectoryRecord(**{"trajectory": trajectory([turn()]), "group_id": "g", "rollout": 0, "step": 0, **values})
+
+
+def without_prompt_ids(record):
+    turns = tuple(dataclasses.replace(one, prompt_ids=()) for one in record.trajectory.turns)
+    return dataclasses.replace(record, trajectory=dataclasses.replace(record.trajectory, turns=turns))
+
+
+@pytest.mark.parametrize("record", [full_record(), minimal_record()], ids=["full", "minimal"])
+def test_everything_comes_back(tmp_path, record):
+    path = tmp_path / "deep" / "records.jsonl"
+    write_records(path, [record, record], with_prompt_ids=True)
+    assert list(read_records(path)) == [record, record]
+    write_records(path, [record])
+    assert list(read_records(path)) == [without_prompt_ids(record)]
+
+
+def test_full_record_leaves_no_field_at_its_default():
+    # The round trip is worth what its record holds.
+    record = full_record()
+    for one in (
+        record,
+        record.trajectory,
+        record.trajectory.turns[0],
+        record.guidance,
+        record.credit,
+        record.extraction,
+    ):
+        for spec in dataclasses.fields(one):
+            if spec.default is not dataclasses.MISSING:
+                assert getattr(one, spec.name) != spec.default or spec.name == "splice_index", spec.name
+
+
+def test_line_is_strict_json_with_the_length_of_the_prompt(tmp_path):
+    write_records(tmp_path / "a.jsonl", [full_record()])
+    (line,) = (tmp_path / "a.jsonl").read_bytes().split(b"\n")[:-1]
+    data = json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    assert data["version"] == RECORD_VERSION == 1
+    assert data["kind"] == "trajectory"
+    assert [one["num_prompt_tokens"] for one in data["turns"]] == [3, 1]
+    assert all("prompt_ids" not in one for one in data["turns"])
+    assert data["turns"][0]["action_mask"] == [0, 1, 1]
+    assert "öffne 😀".encode() in line  # readable, not escaped
+
+
+def test_non_finite_numbers_become_null_and_scores_come_back_as_nan(tmp_path):
+    # CRD-2: a record must not lose its line over a NaN.
+    record = minimal_record(
+        trajectory=trajectory(
+            [turn(sampling_logps=(math.nan, -1.0))],
+            stop_reason=StopReason.REWARD_ERROR,
+            rewards={"success": 0.0, "f": math.nan, "g": math.inf},
+        ),
+        credit=Credit(
+            "t", 1.0, (1.0,), (None,), (TurnScore((math.nan, -1.0), (-math.inf, -2.0), unscorable="non_finite"),)
+        ),
+    )
+    write_records(tmp_path / "a.jsonl", [record])
+    assert b"NaN" not in (tmp_path / "a.jsonl").read_bytes()
+    (back,) = read_records(tmp_path / "a.jsonl")
+    (score,) = back.credit.scores
+    assert math.isnan(score.plain_logps[0]) and score.plain_logps[1] == -1.0
+    assert math.isnan(score.guided_logps[0]) and score.guided_logps[1] == -2.0
+    assert score.unscorable == "non_finite"
+    assert back.trajectory.rewards == {"success": 0.0, "f": None, "g": None}
+    assert back.trajectory.turns[0].sampling_logps == (None, -1.0)
+
+
+def test_task_columns_of_any_type_are_written(tmp_path):
+    task = {
+        "day": datetime.date(2024, 5, 1),
+        "count": np.int64(3),
+        "share": np.float32(0.5),
+        "missing": np.float64("nan"),
+        1: ("a", "b"),
+    }
+    write_records(tmp_path / "a.jsonl", [minimal_record(trajectory=trajectory([turn()], task=task))])
+    (back,) = read_records(tmp_path / "a.jsonl")
+    expected = {"day": "2024-05-01", "count": 3, "share": 0.5, "missing": None, "1": ["a", "b"]}
+    assert back.trajectory.task == expected
+    assert isinstance(back.trajectory.task["count"], int)
+
+
+def test_half_a_surrogate_pair_does_not_cost_the_file(tmp_path):
+    observation = "broken \ud83d text, \\u escaped \\"
+    record = minimal_record(trajectory=trajectory([turn((), observation=observation)]))
+    write_records(tmp_path / "a.jsonl", [record])
+    (tmp_path / "a.jsonl").read_text(encoding="utf-8")  # still valid UTF-8
+    assert list(read_records(tmp_path / "a.jsonl")) == [record]
+
+
+def test_file_appears_only_when_it_is_complete(tmp_path):
+    def fails():
+        yield minimal_record()
+        raise RuntimeError("disk full")
+
+    path = tmp_path / "a.jsonl"
+    with pytest.raises(RuntimeError, match="disk full"):
+        write_records(path, fails())
+    assert not path.exists()
+    write_records(path, [])
+    assert list(read_records(path)) == []
+
+
+def test_folder_is_read_in_the_order_of_its_names(tmp_path):
+    for k in (10, 2, 1):
+        write_records(tmp_path / f"rollout_{k:06d}.jsonl", [minimal_record(rollout=k)])
+    (tmp_path / "notes.txt").write_text("not a record")
+    assert [record.rollout for record in read_records(tmp_path)] == [1, 2, 10]
+
+
+def test_empty_folder_is_an_error(tmp_path):
+    with pytest.raises(RecordError, match=r"holds no trajectory files \(\*\.jsonl\)"):
+        list(read_records(tmp_path))
+
+
+def lines(*changes):
+    """Two good lines with a broken one between them."""
+    good = json.dumps(to_json(minimal_record()))
+    return [good, "", *changes, good]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ('{"version": 1', "Expecting"),
+        ("not json", "Expecting value"),
+        ("[1, 2]", "a record is a JSON object, this is a list"),
+        ("null", "a record is a JSON object, this is a NoneType"),
+        ("{}", "record version None is not the 1"),
+        ('{"version": 2}', "record version 2 is not the 1"),
+        ('{"version": "1"}', "record version '1' is not the 1"),
+        ('{"version": 1}', "no field 'uid'"),
+        (json.dumps(to_json(minimal_record()) | {"stop_reason": "tired"}), "tired"),
+        (json.dumps(to_json(minimal_record()) | {"turns": [None]}), "NoneType"),
+        (json.dumps(to_json(minimal_record()) | {"turns": [{}]}), "no field 'reply_ids'"),
+        (json.dumps(to_json(full_record()) | {"guidance": {"text": 1}}), "no field 'statements'"),
+        (json.dumps(to_json(full_record()) | {"credit": 3}), "int"),
+    ],
+)
+def test_broken_line_is_named_with_file_and_line(tmp_path, broken, message):
+    path = tmp_path / "records.jsonl"
+    path.write_text("\n".join(lines(broken)), encoding="utf-8")
+    reading = read_records(path)
+    assert next(reading) == without_prompt_ids(minimal_record())
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 3: ") as caught:
+        next(reading)
+    assert message in str(caught.value)
+
+
+def test_line_of_broken_bytes_is_named_too(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"version": 1, "uid": "\xff\xfe"}\n')
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 1: "):
+        list(read_records(path))
+
+
+def test_json_data_holds_only_plain_values():
+    def check(value):
+        if isinstance(value, dict):
+            assert all(type(key) is str for key in value)
+            list(map(check, value.values()))
+        elif isinstance(value, list):
+            list(map(check, value))
+        else:
+            assert value is None or type(value) in (str, int, float, bool)
+
+    data = to_json(full_record(), with_prompt_ids=True)
+    check(data)
+    assert from_json(data) == full_record()
