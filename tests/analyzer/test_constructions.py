@@ -71,9 +71,8 @@ def transcript_of(construction: Any, group: TrajectoryGroup, target: Trajectory)
 def test_a_transcript_shows_task_actions_and_answers_of_a_sibling(kind: type):
     group = make_group(played(0, "go left", "open box", success=True), played(1, "go right", "sleep"))
     text = transcript_of(kind(COMPOSER), group, group.trajectories[1])
-    assert text == (
-        f"{OPENING}\nTask: Put a mug on desk 1.\n> go left\nYou see room 0.1.\n> open box\nYou see room 0.2.\n{CLOSING}"
-    )
+    lines = ["Task: Put a mug on desk 1.", "> go left", "You see room 0.1.", "> open box", "You see room 0.2."]
+    assert text == "\n".join([OPENING, *lines, CLOSING])
 
 
 @pytest.mark.parametrize("kind", [RandomSuccess, NearestSuccess])
@@ -396,5 +395,5 @@ def test_every_construction_can_be_made_by_name(name: str):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="'aligned', 'random_success'.*got 'oracle'"):
+    with pytest.raises(ValueError, match=r"'aligned', 'random_success'.*got 'oracle'"):
         make_construction("oracle", COMPOSER, analyzer=ExtractiveAnalyzer(), skill_of=lambda target: "")
