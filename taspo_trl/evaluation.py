@@ -319,13 +319,13 @@ def _play_from_json(data: Mapping[str, Any]) -> Play:
 def _read_progress(path: Path, facts: Mapping[str, Any]) -> dict[tuple[str, int], Play]:
     """Finished plays of an interrupted evaluation with the same settings; starts the file when there is none."""
     header = json.dumps({"settings": facts}, sort_keys=True, default=str)
-    if not path.exists():
+    if not path.exists() or path.stat().st_size == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(header + "\n", encoding="utf-8")
         return {}
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    if not lines or lines[0] != header:
+    text = path.read_text(encoding="utf-8", errors="replace")  # a kill may cut a character in two
+    lines = text.split("\n")  # and at nothing else: JSON leaves other line separators in its strings
+    if lines[0] != header:
         raise ConfigurationError(
             f"{path} holds the progress of an evaluation with other settings. Delete it, or choose another output."
         )
