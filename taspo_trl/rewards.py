@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,16 +53,16 @@ def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryG
     (`reward_error`). Trajectories that already are one are shown to the functions, but their values are not used.
 
     Raises:
-        ValueError: a function returned another number of values than there are trajectories.
+        ValueError: a function did not return one value for each trajectory.
     """
     by_function = {
-        name: _call(function, name, group, settings.extra)
-        for name, function in zip(settings.names, settings.functions, strict=True)
+        label: _call(function, label, group, settings.extra)
+        for label, function in zip(_labels(settings), settings.functions, strict=True)
     }
     return TrajectoryGroup(
         group.group_id,
         tuple(
-            _with_reward(trajectory, {name: values[k] for name, values in by_function.items()}, settings)
+            _with_reward(trajectory, {label: values[k] for label, values in by_function.items()}, settings)
             for k, trajectory in enumerate(group.trajectories)
         ),
     )
@@ -80,6 +80,17 @@ def conversation_of(trajectory: Trajectory) -> tuple[list[dict[str, str]], list[
     return [dict(message) for message in trajectory.opening], completion
 
 
+def _labels(settings: RewardSettings) -> list[str]:
+    """The functions' names, told apart where two are the same (two lambdas) or one is the environment's."""
+    labels: list[str] = []
+    for name in settings.names:
+        label, number = name, 2
+        while label in (settings.source, *labels):
+            label, number = f"{name}_{number}", number + 1
+        labels.append(label)
+    return labels
+
+
 def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settings: RewardSettings) -> Trajectory:
     base = float(trajectory.success) if settings.source == "success" else trajectory.environment_reward
     rewards: dict[str, float | None] = {settings.source: base, **values}
@@ -95,8 +106,7 @@ def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settin
     if bad:
         return replace(trajectory, rewards=rewards)
     reward = base
-    for name, weight in zip(settings.names, settings.weights, strict=True):
-        value = values[name]
+    for value, weight in zip(values.values(), settings.weights, strict=True):
         reward += weight * value if value is not None else 0.0
     if settings.invalid_action_penalty and trajectory.turns:
         share = sum(not turn.valid for turn in trajectory.turns) / len(trajectory.turns)
@@ -119,11 +129,17 @@ def _call(function: RewardFunction, name: str, group: TrajectoryGroup, extra: Ma
     values = function(**arguments)
     if inspect.isawaitable(values):
         values = _run(values)
+    contract = (
+        "It is called once for each group and must return one value for each trajectory "
+        "(None where it does not apply)."
+    )
+    if not isinstance(values, Iterable):
+        raise ValueError(f"The reward function {name!r} returned {values!r}. {contract}")
     values = list(values)
     if len(values) != len(trajectories):
         raise ValueError(
-            f"The reward function {name!r} returned {len(values)} values for {len(trajectories)} trajectories. It is "
-            "called once for each group and must return one value for each trajectory (None where it does not apply)."
+            f"The reward function {name!r} returned {len(values)} values for {len(trajectories)} trajectories. "
+            f"{contract}"
         )
     return [None if value is None else float(value) for value in values]
 
