@@ -77,9 +77,10 @@ def test_no_embedded_game_stands_in_two_splits():
 
 
 @pytest.mark.slow
-def test_every_embedded_game_is_won_by_its_walkthrough(environment):
+def test_the_embedded_games_are_won_by_their_walkthroughs(environment):
+    """Every third one, or all of them with `TASPO_TEST_ALL_GAMES`."""
     for split in embedded.SPLITS:
-        for row in rows(split):
+        for row in rows(split)[:: 1 if os.environ.get("TASPO_TEST_ALL_GAMES") else 3]:
             first, *turns = play(environment, row)
             shown = [result.info["admissible_actions"] for result in (first, *turns)]
             assert all(command in actions for command, actions in zip(walkthrough(row), shown, strict=False)), row
