@@ -124,16 +124,19 @@ class EvaluationResult:
             "plays": [asdict(play) for play in self.plays],
         }
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
         os.replace(partial, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> EvaluationResult:
         """Read what [`save`] wrote."""
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data.get("kind") != "evaluation" or data.get("version") != 1:
-            raise ConfigurationError(f"{path} is not an evaluation result of version 1.")
-        return cls(tuple(_play_from_json(play) for play in data["plays"]), data["settings"])
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data["kind"] != "evaluation" or data["version"] != 1:
+                raise ValueError(f"version {data['version']!r} of kind {data['kind']!r}")
+            return cls(tuple(_play_from_json(play) for play in data["plays"]), data["settings"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(f"{path} is not an evaluation result of version 1: {error}") from error
 
 
 def evaluate_tasks(
@@ -161,7 +164,7 @@ def evaluate_tasks(
         sampling (`SamplingSettings`):
             How replies are sampled.
         seed (`int`, *optional*, defaults to `0`):
-            Seed of environments and sampling: a fixed function of it, the task and the play.
+            Seed of environments (a fixed function of it and the task, the same for all plays) and of sampling.
         num_plays (`int`, *optional*, defaults to `1`):
             Plays of each task.
         progress_path (`str` or `PathLike`, *optional*):
@@ -178,8 +181,7 @@ def evaluate_tasks(
     facts = {
         "seed": seed,
         "num_plays": num_plays,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **asdict(sampling),
         "num_tasks": len(rows),
         "rollout": asdict(rollout),
         **(settings or {}),
@@ -193,7 +195,8 @@ def evaluate_tasks(
         )
     done: dict[tuple[str, int], Play] = {}
     if progress_path is not None:
-        done = _read_progress(Path(progress_path), facts)
+        tasks = f"{derive_seed(*(sorted(map(str, task_row(row).items())) for row in rows)):016x}"
+        done = _read_progress(Path(progress_path), {**facts, "tasks": tasks})
         for play in done.values():
             if on_play is not None:
                 on_play(play)
