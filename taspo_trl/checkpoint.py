@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .batches import LossRow, from_state, to_state
+from .errors import ConfigurationError
 
 
 Buffer = list[list[list[LossRow]]]
@@ -48,11 +49,20 @@ def save_state(folder: str | Path, process_index: int, state: TrainingState) -> 
 
 
 def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
-    """Read what [`save_state`] wrote; None when the checkpoint has no such file."""
+    """Read what [`save_state`] wrote; None when the checkpoint has no such file.
+
+    Raises:
+        ConfigurationError: the file has a layout that this version of the package does not know.
+    """
     path = state_path(folder, process_index)
     if not path.exists():
         return None
     data: dict[str, Any] = torch.load(path, weights_only=True)
+    if data["version"] != _VERSION:
+        raise ConfigurationError(
+            f"{path} is a training state of version {data['version']!r}, this version of taspo_trl reads {_VERSION}. "
+            "Resume with the version that wrote it."
+        )
     return TrainingState(data["step"], _buffer(data["buffer"]), data["layout"])
 
 
