@@ -1,0 +1,64 @@
+"""The state of a partly used rollout batch: it comes back as it was, and loads without running code."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from taspo_trl.batches import EMPTY_ROW, LossRow
+from taspo_trl.checkpoint import TrainingState, load_state, save_state, state_path
+from taspo_trl.errors import ConfigurationError
+
+
+FULL = LossRow((1, 2, 10, 11), (2, 3), (0.1, 1 / 3), (-0.7, 1e-300), (-1.5, -0.25), (-2.0, -0.5), (0.5, 1.0))
+BARE = LossRow((1, 10), (1,), (0.5,), (0.25,))
+LAYOUT = {"num_processes": 2, "steps_per_generation": 4}
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        None,
+        [],
+        [[[FULL, BARE], [EMPTY_ROW]], [[BARE]], []],
+        [[[dataclasses.replace(BARE, old_logps=(float("-inf"),))]]],
+    ],
+)
+def test_state_comes_back_as_it_was(tmp_path, buffer):
+    state = TrainingState(7, buffer, LAYOUT)
+    save_state(tmp_path / "checkpoint-3", 1, state)
+    assert load_state(tmp_path / "checkpoint-3", 1) == state
+
+
+def test_numbers_keep_all_their_bits(tmp_path):
+    save_state(tmp_path, 0, TrainingState(0, [[[FULL]]], LAYOUT))
+    ((row,),) = load_state(tmp_path, 0).buffer[0]
+    assert row.coefficients[1] == 1 / 3
+    assert row.advantages[1] == 1e-300
+    assert type(row.ids) is type(row.old_logps) is tuple
+
+
+def test_file_loads_without_running_code(tmp_path):
+    save_state(tmp_path, 0, TrainingState(3, [[[FULL]]], LAYOUT))
+    data = torch.load(state_path(tmp_path, 0), weights_only=True)
+    assert data["step"] == 3
+    assert data["layout"] == LAYOUT
+
+
+def test_every_process_has_its_own_file(tmp_path):
+    for process in range(2):
+        save_state(tmp_path, process, TrainingState(process, None, LAYOUT))
+    assert [load_state(tmp_path, process).step for process in range(2)] == [0, 1]
+    assert state_path(tmp_path, 0) != state_path(tmp_path, 1)
+
+
+def test_checkpoint_of_another_trainer_has_no_state(tmp_path):
+    assert load_state(tmp_path, 0) is None
+
+
+def test_state_of_another_version_is_refused(tmp_path):
+    save_state(tmp_path, 0, TrainingState(3, None, LAYOUT))
+    data = torch.load(state_path(tmp_path, 0), weights_only=True)
+    torch.save({**data, "version": 99}, state_path(tmp_path, 0))
+    with pytest.raises(ConfigurationError, match=r"taspo_state_0\.pt is a training state of version 99"):
+        load_state(tmp_path, 0)
