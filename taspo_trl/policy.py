@@ -143,15 +143,14 @@ class TransformersPolicy:
 
     def _batches(self, queue: list) -> Iterator[list]:
         batch: list = []
-        width = 0
+        prompt, new = 0, 0  # the longest prompt and the most new tokens, which need not be the same request's
         for item in queue:
             request = item[0]
-            grown = max(width, len(request.prompt_ids) + request.max_new_tokens)
-            if batch and grown * (len(batch) + 1) > self._batch_tokens:
+            prompt, new = max(prompt, len(request.prompt_ids)), max(new, request.max_new_tokens)
+            if batch and (prompt + new) * (len(batch) + 1) > self._batch_tokens:
                 yield batch
-                batch, grown = [], len(request.prompt_ids) + request.max_new_tokens
+                batch, prompt, new = [], len(request.prompt_ids), request.max_new_tokens
             batch.append(item)
-            width = grown
         if batch:
             yield batch
 
