@@ -153,7 +153,9 @@ def test_a_reply_without_a_block_gets_a_hint_and_costs_a_turn(reply):
     assert result.info["valid"] is False
     assert not result.terminated
     assert not result.truncated
-    assert play(environment, reply)[2].truncated
+    last = play(environment, reply)[2]
+    assert last.truncated
+    assert last.observation == ""  # nobody reads it
     assert retriever.asked == []
 
 

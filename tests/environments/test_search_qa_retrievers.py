@@ -388,13 +388,28 @@ def test_a_failing_batch_fails_all_its_searches_and_nothing_after():
 
 
 def test_one_query_that_a_server_cannot_stomach_fails_alone():
-    inner = EchoRetriever(
-        seconds=0.02, fail=lambda queries: RetrieverError.of("http_500", "no") if "poison" in queries else None
-    )
-    queries = [f"q{i}" for i in range(20)] + ["poison"]
-    results = search_at_once(BatchingRetriever(inner), queries)
-    assert isinstance(results[-1], RetrieverError)
-    assert [ids(result) for result in results[:-1]] == [[[query]] for query in queries[:-1]]
+    release = threading.Event()
+
+    def fail(queries):
+        release.wait(10)
+        return RetrieverError.of("http_500", "no") if "poison" in queries else None
+
+    inner = EchoRetriever(fail=fail)
+    retriever = BatchingRetriever(inner)
+    queries = [*(f"q{i}" for i in range(20)), "poison"]
+    with ThreadPoolExecutor(len(queries) + 1) as threads:
+        first = threads.submit(retriever.search, ["first"], 3)
+        while not inner.batches:
+            time.sleep(0.001)
+        rest = [threads.submit(retriever.search, [query], 3) for query in queries]
+        while len(retriever._waiting) < len(queries):  # all of them gather behind the first
+            time.sleep(0.001)
+        release.set()
+        assert ids(first.result()) == [["first"]]
+        assert [ids(one.result()) for one in rest[:-1]] == [[[query]] for query in queries[:-1]]
+        with pytest.raises(RetrieverError, match="no"):
+            rest[-1].result()
+    assert sorted(inner.batches[1][0]) == sorted(queries)
 
 
 def test_a_search_does_not_wait_for_ever_behind_others():

@@ -29,6 +29,7 @@ NORMALIZED = [
     ("well-known", "wellknown"),  # deleted, not replaced by a blank
     ("rock'n'roll", "rocknroll"),
     ("the-end", "theend"),
+    ("now–the–end", "now– –end"),  # a long dash parts words, and the article leaves a blank
     ("O'Neill (actor)", "oneill actor"),
     ("1,000", "1000"),
     ("3.14", "314"),
