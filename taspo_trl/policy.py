@@ -132,7 +132,7 @@ class TransformersPolicy:
             return
         # By length, so that a batch is padded little; the uid makes the order independent of arrival.
         queue.sort(key=lambda item: (len(item[0].prompt_ids), item[0].episode_uid))
-        with self._unwrap() as model, frozen_mode(model):
+        with self._unwrap() as model, frozen_mode(model), _without_defaults(model):
             for batch in self._batches(queue):
                 requests = [request for request, _ in batch]
                 with _seeded(derive_seed(self._seed, self._num_batches), model.device):
@@ -212,6 +212,26 @@ def frozen_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, flag in flags:
             module.training = flag
+
+
+@contextlib.contextmanager
+def _without_defaults(model: torch.nn.Module) -> Iterator[None]:
+    """The model's own generation settings set aside inside.
+
+    `generate` takes from them whatever its configuration leaves open: a repetition penalty or a `min_p` that a hub
+    model ships with would make the policy that samples another one than the policy that is scored.
+    """
+    from transformers import GenerationConfig
+
+    owners: list[Any] = [module for module in model.modules() if "generation_config" in vars(module)]
+    kept = [module.generation_config for module in owners]
+    for module in owners:
+        module.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        for module, settings in zip(owners, kept, strict=True):
+            module.generation_config = settings
 
 
 @contextlib.contextmanager
