@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -435,7 +436,12 @@ class TASPOConfig(GRPOConfig):
         _require("shift_threshold", self.shift_threshold, lambda value: value >= 0, "not negative")
         _require("score_temperature", self.score_temperature, lambda value: value > 0, "positive")
         _require("weight_range", self.weight_range, lambda value: 0 <= value < 1, "in [0, 1): weights stay positive")
-        _require("weight_step_size", self.weight_step_size, lambda v: v is None or v >= 0, "not negative, or None")
+        _require(
+            "weight_step_size",
+            self.weight_step_size,
+            lambda value: value is None or 0 <= value < math.inf,
+            "finite and not negative, or None",
+        )
         _require("eval_temperature", self.eval_temperature, lambda value: value >= 0, "not negative")
         _require("eval_top_p", self.eval_top_p, lambda value: 0 < value <= 1, "in (0, 1]")
         _require("temperature", self.temperature, lambda v: v > 0, "positive: a policy that explores not cannot learn")
