@@ -24,6 +24,12 @@ _OPEN_THOUGHT = re.compile(r"\A<(think|thinking|thought|reasoning)>", re.IGNOREC
 _CLOSED_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 _LITERAL = re.compile(r"\b(?:True|False|None)\b")
+_TOKENS = re.compile(
+    r"""(?: "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' | [{}\[\],:\s]
+        | -?(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?(?![\w.]) | (?:true|false|null|True|False|None)\b
+        | [A-Za-z_][A-Za-z0-9_]*(?=\s*:) )*""",
+    re.VERBOSE | re.DOTALL,
+)
 _FORGIVEN = re.compile(r"[\s,'\"\\]+")
 
 
@@ -141,9 +147,9 @@ def _single_object(text: str) -> tuple[str, str]:
     start = text.find("{")
     if start < 0:
         return "", "not_json"
-    end = _end_of_object(text, start)
-    if end is None:
-        return "", "cut_json"
+    end, fault = _end_of_object(text, start)
+    if fault:
+        return "", fault
     around = text[:start] + text[end:]
     if "{" in around or "}" in around:
         return "", "several_objects"
@@ -155,9 +161,10 @@ def _single_object(text: str) -> tuple[str, str]:
     return text[start:end], ""
 
 
-def _end_of_object(text: str, start: int) -> int | None:
-    """Where the object that opens at `start` ends; None when it never does. Braces in double quotes do not count."""
-    depth, is_string, k = 0, False, start
+def _end_of_object(text: str, start: int) -> tuple[int, str]:
+    """Where the object that opens at `start` ends, or why it has no end. Brackets in double quotes do not count."""
+    expected: list[str] = []
+    is_string, k = False, start
     while k < len(text):
         character = text[k]
         if is_string:
@@ -168,23 +175,26 @@ def _end_of_object(text: str, start: int) -> int | None:
         elif character == '"':
             is_string = True
         elif character in "{[":
-            depth += 1
+            expected.append("}" if character == "{" else "]")
         elif character in "}]":
-            depth -= 1
-            if depth == 0:
-                return k + 1
+            if character != expected.pop():
+                return 0, "not_json"
+            if not expected:
+                return k + 1, ""
         k += 1
-    return None
+    return 0, "cut_json"
 
 
 def _repaired(text: str) -> ReadAnswer:
-    """What json-repair makes of `text`, provided that it moved, dropped and invented nothing.
+    """What json-repair makes of `text`, provided that it can be read in one way only.
 
-    Only commas, quotes, backslashes, white space and the spelling of true, false and null may differ.
+    The text must consist of whole strings (single or double quotes), numbers, literals, bare keys and brackets; and in
+    the result only commas, quotes, backslashes, white space and the spelling of true, false and null may differ.
     """
     from json_repair import repair_json
 
-    if len(text) > _MAX_REPAIR_CHARS:
+    tokens = _TOKENS.match(text)
+    if len(text) > _MAX_REPAIR_CHARS or tokens is None or tokens.end() != len(text):
         return ReadAnswer(None, "not_json")
     try:
         value, fault = _strict(repair_json(text, skip_json_loads=True, ensure_ascii=False))

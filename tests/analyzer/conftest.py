@@ -1,0 +1,50 @@
+"""Fixtures of the analyzer tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from taspo_trl.analyzer import LiteLLMAnalyzer
+
+from .endpoint import Endpoint
+
+
+@pytest.fixture(autouse=True)
+def no_keys_and_no_user_cache(monkeypatch, tmp_path):
+    """Tests neither see the keys of whoever runs them nor touch their cache."""
+    for name in ("OPENAI", "DEEPSEEK", "ZAI", "DASHSCOPE", "HOSTED_VLLM", "OPENROUTER", "ANTHROPIC", "MISTRAL"):
+        monkeypatch.delenv(f"{name}_API_KEY", raising=False)
+        monkeypatch.delenv(f"{name}_API_BASE", raising=False)
+    monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "user-cache"))
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Endpoint]]:
+    """Makes endpoints and closes them."""
+    made: list[Endpoint] = []
+
+    def make(script: Any = None) -> Endpoint:
+        made.append(Endpoint(script))
+        return made[-1]
+
+    yield make
+    for endpoint in made:
+        endpoint.close()
+
+
+@pytest.fixture
+def make_analyzer() -> Iterator[Callable[..., LiteLLMAnalyzer]]:
+    """Makes analyzers, without a cache unless asked for one, and closes them."""
+    made: list[LiteLLMAnalyzer] = []
+
+    def make(endpoint: Endpoint | str, model: str = "openai/fake", **values: Any) -> LiteLLMAnalyzer:
+        url = endpoint if isinstance(endpoint, str) else endpoint.url
+        made.append(LiteLLMAnalyzer(model, api_base=url, **{"cache": None, "timeout": 10.0, **values}))
+        return made[-1]
+
+    yield make
+    for analyzer in made:
+        analyzer.close()
