@@ -1,0 +1,75 @@
+"""The records between stages, and the purity of the files that only compute."""
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from taspo_trl import types
+from taspo_trl.types import Guidance, StopReason, TrajectoryGroup, TurnScore
+from tests.builders import group, trajectory, turn
+
+
+INFRASTRUCTURE = {"env_error", "env_timeout", "env_died", "generation_error", "service_error", "reward_error"}
+POLICY = {"solved", "failed", "env_truncated", "max_turns", "max_episode_tokens", "prompt_too_long"}
+
+
+def test_every_stop_reason_is_an_end_of_the_policy_or_of_the_infrastructure():
+    assert {reason.value for reason in StopReason if reason.is_infrastructure} == INFRASTRUCTURE
+    assert {reason.value for reason in StopReason if not reason.is_infrastructure} == POLICY
+
+
+@pytest.mark.parametrize("reason", list(StopReason))
+def test_trajectory_is_usable_when_the_policy_ended_it_and_it_has_turns(reason):
+    assert trajectory([turn()], stop_reason=reason).is_usable == (reason.value in POLICY)
+    assert not trajectory([], stop_reason=reason).is_usable
+
+
+def test_shifts_are_guided_minus_plain():
+    assert TurnScore((-1.0, -2.0), (-0.5, -3.0)).shifts == (0.5, -1.0)
+    assert TurnScore(unscorable="empty_mask").shifts == ()
+    with pytest.raises(ValueError, match="zip"):
+        _ = TurnScore((-1.0,), ()).shifts
+
+
+def test_guidance_is_true_when_there_is_a_block():
+    assert Guidance("t", "aligned", (5,))
+    assert not Guidance("t", "aligned", (), text="said but cut to nothing")
+
+
+def test_task_text_of_a_group_is_the_first_that_is_known():
+    assert group(trajectory(task_text=""), trajectory(task_text="b"), trajectory(task_text="c")).task_text == "b"
+    assert TrajectoryGroup("g", ()).task_text == ""
+
+
+@pytest.mark.parametrize("name", [name for name, value in vars(types).items() if dataclasses.is_dataclass(value)])
+def test_records_are_frozen(name):
+    record = getattr(types, name)
+    assert record.__dataclass_params__.frozen
+
+
+def test_records_survive_pickling_between_processes():
+    played = group(trajectory([turn(sampling_logps=(-1.0, None))], stop_reason=StopReason.ENV_DIED))
+    assert pickle.loads(pickle.dumps(played)) == played
+
+
+HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "litellm", "datasets", "vllm", "textworld")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["types", "errors", "actions", "tokens", "advantages", "credit", "rows", "tasks", "options"],
+        ["contexts", "records", "rewards"],
+    ],
+)
+def test_pure_files_load_no_heavy_package(modules):
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module('taspo_trl.' + name)\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
