@@ -7,6 +7,7 @@ has one; else they are spawned. A hang is ended by killing the process; a dead p
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -99,6 +100,7 @@ class RemoteEnvironment:
 
 def _serve(connection: Connection, factory: Factory) -> None:
     """The loop of a worker process."""
+    gc.freeze()  # what the fork server imported stays shared: a collection here would touch, and so copy, its pages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle; it closes the pipe
     environment = None
     try:

@@ -24,7 +24,7 @@ class DemonstrationSettings:
     Args:
         preset (`str`, *optional*, defaults to `"small"`):
             Household preset.
-        careless_share (`float`, *optional*, defaults to `0.6`):
+        careless_share (`float`, *optional*, defaults to `0.7`):
             Of the clean, heat and cool episodes: skip the tool.
         noise_share (`float`, *optional*, defaults to `0.12`):
             Of the turns: a random or invalid action instead of the oracle's.
@@ -33,7 +33,7 @@ class DemonstrationSettings:
     """
 
     preset: str = "small"
-    careless_share: float = 0.6
+    careless_share: float = 0.7
     noise_share: float = 0.12
     guided_share: float = 0.3
 

@@ -20,23 +20,23 @@ class WarmStart:
     """How the policy is built and warm-started.
 
     Args:
-        num_steps (`int`, *optional*, defaults to `2000`), batch_size (`int`, *optional*, defaults to `32`):
+        num_steps (`int`, *optional*, defaults to `1000`), batch_size (`int`, *optional*, defaults to `32`):
             Optimizer steps and turns in each.
         learning_rate (`float`, *optional*, defaults to `3e-3`):
             AdamW, linear decay to 0.
         prompt_loss (`float`, *optional*, defaults to `0.3`):
             Weight of the language-model loss on prompts, beside 1.0 on replies: it teaches to read.
-        num_turns (`int`, *optional*, defaults to `48000`):
+        num_turns (`int`, *optional*, defaults to `24000`):
             Demonstrated turns.
         seed (`int`, *optional*, defaults to `0`):
             Weights, demonstrations and their order.
     """
 
-    num_steps: int = 2000
+    num_steps: int = 1000
     batch_size: int = 32
     learning_rate: float = 3e-3
     prompt_loss: float = 0.3
-    num_turns: int = 48000
+    num_turns: int = 24000
     seed: int = 0
     hidden_size: int = 128
     num_layers: int = 3
@@ -68,21 +68,66 @@ def tiny_policy(
     if not (folder / "config.json").exists():
         tokenizer = make_tokenizer(settings.demonstrations.preset)
         model = warm_started(new_model(tokenizer, settings), tokenizer, settings, on_step)
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)  # another process may have been faster; both made the same
+        _save(model, tokenizer, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), tokenizer
 
 
-def cached_folder(settings: WarmStart, cache_dir: str | os.PathLike | None = None) -> Path:
+def warm_started_lora(
+    name: str,
+    settings: WarmStart,
+    cache_dir: str | os.PathLike | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+) -> tuple[Any, Any]:
+    """(model, tokenizer) of a pretrained model after imitating the demonstrations through a LoRA, merged and cached.
+
+    Args:
+        name (`str`):
+            Model id or folder.
+        settings (`WarmStart`):
+            The recipe; with `num_steps` 0 the model is taken as it is.
+        cache_dir, on_step:
+            As in [`tiny_policy`].
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = cached_folder(settings, cache_dir, Path(name).name)
+    is_cached = (folder / "config.json").exists()
+    source = folder if is_cached else name
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    # Eager attention: its backward is faster on CPUs than the fused one.
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, attn_implementation="eager")
+    if is_cached or settings.num_steps == 0:
+        return model, tokenizer
+    layers = model.config.num_hidden_layers
+    lora = LoraConfig(
+        r=16,
+        lora_alpha=32,
+        target_modules=["q_proj", "v_proj", "o_proj", "down_proj"],
+        layers_to_transform=list(range(layers * 3 // 5, layers)),  # a shorter backward
+    )
+    torch.manual_seed(settings.seed)
+    model = warm_started(get_peft_model(model, lora), tokenizer, settings, on_step).merge_and_unload()
+    _save(model, tokenizer, folder)
+    return model, tokenizer
+
+
+def cached_folder(settings: WarmStart, cache_dir: str | os.PathLike | None = None, name: str = "tiny") -> Path:
     """Where the policy of a recipe is kept."""
     base = Path(cache_dir or os.environ.get("TASPO_CACHE") or Path.home() / ".cache" / "taspo_trl")
     digest = hashlib.blake2b(repr((_RECIPE_VERSION, asdict(settings))).encode(), digest_size=6).hexdigest()
     base.mkdir(parents=True, exist_ok=True)
-    return base / f"tiny-policy-{digest}"
+    return base / f"{name}-policy-{digest}"
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)  # another process may have been faster; both made the same
+    os.replace(partial, folder)
 
 
 def new_model(tokenizer: Any, settings: WarmStart) -> Any:
@@ -115,7 +160,8 @@ def warm_started(
 
     data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
     rng = random.Random(settings.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.num_steps)
     model.train()
     order: list[int] = []
@@ -126,7 +172,7 @@ def warm_started(
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_fast_bf16()):
             loss = _imitation_loss(model, batch, settings.prompt_loss, tokenizer.pad_token_id)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
