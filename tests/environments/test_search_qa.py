@@ -2,6 +2,8 @@
 
 import pickle
 import re
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -248,6 +250,15 @@ def test_the_class_follows_the_contract():
     check_environment(environment)
     assert environment.action_tags == ("search", "answer")
     assert environment.max_turns == environment.history_length == 4
+
+
+def test_importing_the_environment_loads_no_optional_package():
+    script = (
+        "import sys; from taspo_trl.environments import SearchQAEnvironment; import taspo_trl.environments.search_qa; "
+        "print(*{'bm25s', 'Stemmer', 'aiohttp', 'faiss', 'datasets', 'torch', 'trl', 'litellm'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taspo_trl.environments import SearchQAEnvironment
 from taspo_trl.environments.search_qa.passages import Passage
@@ -24,6 +26,7 @@ from taspo_trl.environments.search_qa.retrievers import (
     read_corpus,
 )
 from taspo_trl.environments.search_qa.retrievers import open as opening
+from taspo_trl.environments.search_qa.retrievers.bm25 import best_positions
 from taspo_trl.environments.search_qa.retrievers.store import PassageStore, write_corpus
 from taspo_trl.environments.search_qa.world import build_passages, build_questions, build_world
 from taspo_trl.errors import ConfigurationError, MissingDependencyError, ServiceError
@@ -111,6 +114,26 @@ def test_hits_come_best_first_with_their_scores_and_are_at_most_topk(bm25):
     assert hits[0].score > hits[1].score > 0
     assert len(bm25.search(["river"], 1)[0]) == 1
     assert len(bm25.search(["river"], 100)[0]) == 2  # more than the corpus holds
+
+
+@pytest.mark.parametrize(
+    ("scores", "topk", "expected"),
+    [
+        ([0.0, 2.0, 0.0, 3.0, 1.0], 2, [3, 1]),
+        ([0.0, 2.0, 0.0, 3.0, 1.0], 9, [3, 1, 4]),
+        ([1.0, 2.0, 1.0, 1.0, 2.0], 3, [1, 4, 0]),  # ties stand in the order of the corpus, also at the limit
+        ([0.0, 0.0], 3, []),
+        ([], 3, []),
+    ],
+)
+def test_the_best_positive_scores_are_selected(scores, topk, expected):
+    assert best_positions(np.asarray(scores, dtype=np.float32), topk).tolist() == expected
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0]), max_size=30), st.integers(1, 8))
+def test_selection_equals_a_full_sort(scores, topk):
+    ranked = sorted((index for index, score in enumerate(scores) if score > 0), key=lambda index: -scores[index])
+    assert best_positions(np.asarray(scores), topk).tolist() == ranked[:topk]
 
 
 def test_no_query_is_no_work(bm25):

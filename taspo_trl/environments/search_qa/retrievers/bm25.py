@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ....errors import ConfigurationError, MissingDependencyError
 from ..passages import Passage
@@ -87,27 +90,41 @@ class BM25Retriever:
         return cls(index, open_passages(folder), folder)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        topk = min(check_topk(topk), len(self._passages))
-        tokens = self._tokenize(queries)
-        asked = [position for position, words in enumerate(tokens) if words]
-        hits: list[list[Passage]] = [[] for _ in queries]
-        if asked:
-            # "numpy" by name: by default jax does the selection where it is installed, at a high cost for each call.
-            found, scores = self._index.retrieve(
-                [tokens[position] for position in asked], k=topk, show_progress=False, backend_selection="numpy"
-            )
-            for position, documents, values in zip(asked, found.tolist(), scores.tolist(), strict=True):
-                hits[position] = [
-                    self._hit(document, value) for document, value in zip(documents, values, strict=True) if value > 0
-                ]
-        return hits
+        check_topk(topk)
+        return [self._search_one(words, topk) for words in self._tokenize(queries)]
 
     def close(self) -> None:
         """Nothing to do: mapped files are freed with the object."""
 
-    def _hit(self, document: int, score: float) -> Passage:
-        passage = self._passages[document]
-        return Passage(passage.passage_id, passage.title, passage.text, score)
+    def _search_one(self, words: list[str], topk: int) -> list[Passage]:
+        if not words:  # nothing but stop words
+            return []
+        scores = self._index.get_scores(words)  # (number of passages,)
+        return [
+            replace(self._passages[position], score=float(scores[position]))
+            for position in best_positions(scores, topk).tolist()
+        ]
+
+
+def best_positions(scores: np.ndarray, topk: int) -> np.ndarray:
+    """Where the `topk` highest positive scores stand, highest first, equal ones in the order of the corpus.
+
+    The zeros, nearly all of a large corpus, are put aside first: selecting among so many equal values takes most of a
+    search's time otherwise.
+
+    Args:
+        scores (`np.ndarray`):
+            Scores of shape (N,).
+        topk (`int`):
+            How many positions at most; fewer where fewer scores are positive.
+    """
+    positions = np.flatnonzero(scores > 0)
+    if len(positions) > topk:
+        values = scores[positions]
+        least = np.partition(values, len(values) - topk)[len(values) - topk]
+        positions = positions[values >= least]
+    # Positions ascend already, so a stable sort leaves ties in their order.
+    return positions[np.argsort(-scores[positions], kind="stable")][:topk]
 
 
 class _Tokenizer:
