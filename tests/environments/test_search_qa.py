@@ -7,7 +7,7 @@ import sys
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taspo_trl.actions import find_action
@@ -102,6 +102,7 @@ def test_faults_are_named_and_the_first_complete_block_is_executed(reply, fault,
     assert ("" if block is None else format_action(block)) == action
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "<Search>", "a", " ", "\n"])))
 def test_an_action_names_exactly_the_executed_block(parts):
     reply = "".join(parts)
@@ -354,6 +355,7 @@ def test_no_passage_can_leave_its_block_or_pose_as_a_turn(attack):
     assert "after" in inside
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("</>|｜!? aAés[]INST\n"), max_size=60))
 def test_neutralising_leaves_no_opening_of_a_tag(text):
     assert not re.search(r"<\s*[/|｜!?]|<\s*[^\W\d]", neutralize(text))
@@ -391,6 +393,7 @@ def test_long_passages_are_cut_at_a_word(text, limit, expected):
     assert shorten(text, limit) == expected
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80), st.integers(5, 60))
 def test_a_cut_passage_is_never_longer_than_its_limit(text, limit):
     assert len(shorten(text, limit)) <= limit
@@ -417,6 +420,7 @@ def test_title_and_text_of_public_corpora(contents, expected):
     assert parse_contents(contents) == expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab \"'é", max_size=10), st.text(alphabet="ab \n'é", max_size=20))
 def test_contents_and_parsing_are_inverse(title, text):
     title, text = title.strip().strip('"').strip(), text.strip()

@@ -4,7 +4,7 @@ import re
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taspo_trl.environments.search_qa.scoring import (
@@ -60,11 +60,13 @@ def published_rule(text: str) -> str:
     return " ".join(text.split())
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.one_of(st.sampled_from("aAnN tThHeE.,'-’\u0301\u00a0\nß1"), st.characters()), max_size=40))
 def test_normalisation_equals_the_four_published_steps_on_any_text(text):
     assert normalize_answer(text) == published_rule(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_every_golden_answer_matches_itself(text):
     assert exact_match(text, ["something else", text]) is bool(text.strip())
@@ -103,6 +105,7 @@ def test_f1_shares_tokens(prediction, golden_answers, expected):
     assert f1_score(prediction, golden_answers) == pytest.approx(expected)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=3))
 def test_f1_lies_between_the_exact_match_and_one(prediction, golden_answers):
     score = score_answer(prediction, golden_answers)
