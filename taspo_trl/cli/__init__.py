@@ -1,0 +1,61 @@
+"""The `taspo` command: each sub-command is a thin call into the package, imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from ..errors import TaspoError
+from ..version import __version__
+
+
+COMMANDS = {
+    "train": ("train", "Train a model with TASPO (every TASPOConfig field is a flag and a YAML key)."),
+    "eval": ("evaluate", "Play each task of a split once; compare two results."),
+    "analyze": ("analyze", "Run an analyzer over saved trajectories, offline."),
+    "view": ("view", "Write one HTML page that shows a run."),
+    "doctor": ("doctor", "Check versions, devices, extras, servers; estimate a recipe."),
+    "serve-retriever": ("serve_retriever", "Serve a passage index for Search-QA."),
+    "env": ("environments", "List environments, download their data."),
+}
+"""Name -> (module with `main(arguments)`, what it is for)."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of `taspo`; returns the exit code.
+
+    0: done. 1: a refusal or a failure, told in one message. 2: unusable arguments. 130: interrupted.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"taspo_trl {__version__}")
+        return 0
+    name = arguments.pop(0)
+    if name not in COMMANDS:
+        print(f"taspo: there is no command {name!r}{_nearest(name)}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    module = import_module(f".{COMMANDS[name][0]}", __name__)
+    try:
+        return module.main(arguments) or 0
+    except TaspoError as error:
+        print(f"taspo {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"taspo {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "usage: taspo COMMAND ...\n\n" + "\n".join(lines) + "\n\n`taspo COMMAND --help` lists a command's options."
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,237 @@
+"""`taspo eval`: a model on a split, each task once, with intervals; or two results compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from .sources import environment_data, environment_factory, json_arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="taspo eval",
+        description="Play each task of a split exactly once and report success by family with 95 %% intervals. An "
+        "interrupted evaluation goes on where it stopped.",
+    )
+    made.add_argument("--model", help="model id, model folder, or LoRA adapter folder")
+    made.add_argument("--environment", default="household", help="built-in environment or package.module:Class")
+    made.add_argument("--environment-kwargs", default=None, help="constructor arguments as a JSON object")
+    made.add_argument("--dataset-kwargs", default=None, help="arguments of dataset(split) as a JSON object")
+    made.add_argument("--split", default="valid_seen", help="split to play (default: valid_seen)")
+    made.add_argument("--limit", type=int, default=None, help="only the first tasks, for a quick look")
+    made.add_argument("--seeds", type=int, nargs="+", default=[0], help="one evaluation for each (default: 0)")
+    made.add_argument("--plays", type=int, default=1, help="plays of each task for each seed (default: 1)")
+    made.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default)")
+    made.add_argument("--top-p", type=float, default=1.0, help="nucleus (default: 1.0)")
+    made.add_argument("--context", choices=["window", "conversation"], default="window")
+    made.add_argument("--max-turns", type=int, default=None, help="turns of an episode (default: the environment's)")
+    made.add_argument("--max-completion-length", type=int, default=512, help="tokens of one reply (default: 512)")
+    made.add_argument("--max-prompt-length", type=int, default=None, help="tokens of one prompt")
+    made.add_argument("--chat-template-kwargs", default=None, help="JSON object, e.g. '{\"enable_thinking\": false}'")
+    made.add_argument("--episodes", type=int, default=32, help="episodes in flight (default: 32)")
+    made.add_argument("--dtype", default="auto", help="weights: auto, float32, bfloat16, ... (default: auto)")
+    made.add_argument("--device", default=None, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    made.add_argument("-o", "--output", default=None, help="result file (default: evaluations/NAME.json)")
+    made.add_argument("--markdown", action="store_true", help="print a Markdown table, for a paper")
+    made.add_argument("--compare", nargs=2, metavar=("FIRST", "SECOND"), help="compare two result files, in pairs")
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    if options.compare:
+        return _compare(*options.compare, as_markdown=options.markdown)
+    if not options.model:
+        raise ConfigurationError("`--model` is missing: a model id or a folder (or `--compare FIRST SECOND`).")
+    results = _evaluate(options)
+    _report(results, as_markdown=options.markdown)
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..contexts import ChatRenderer
+    from ..environments.workers import EnvironmentPool
+    from ..evaluation import evaluate_tasks
+    from ..policy import SamplingSettings
+    from ..rollout import RolloutSettings
+
+    arguments = json_arguments(options.environment_kwargs, "--environment-kwargs")
+    data = environment_data(options.environment, options.split, json_arguments(options.dataset_kwargs, "--dataset-kwargs"))
+    rows = list(data if options.limit is None else data.select(range(min(options.limit, len(data)))))
+    policy, tokenizer, window = _policy(options)
+    rollout = RolloutSettings(
+        context=options.context,
+        max_turns=options.max_turns,
+        max_completion_length=options.max_completion_length,
+        max_prompt_length=options.max_prompt_length,
+        model_window=window,
+    )
+    template_kwargs = json_arguments(options.chat_template_kwargs, "--chat-template-kwargs")
+    pool = EnvironmentPool({None: environment_factory(options.environment, arguments)})
+    results = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, transient=True) as progress:
+            for seed in options.seeds:
+                path = _output(options, seed)
+                bar = progress.add_task(f"{options.split}, seed {seed}", total=len(rows) * options.plays)
+                result = evaluate_tasks(
+                    rows,
+                    policy=policy,
+                    pool=pool,
+                    renderer=ChatRenderer(tokenizer, template_kwargs),
+                    rollout=rollout,
+                    sampling=SamplingSettings(options.temperature, options.top_p),
+                    seed=seed,
+                    num_plays=options.plays,
+                    max_in_flight=options.episodes,
+                    progress_path=path.with_suffix(".progress.jsonl"),
+                    on_play=lambda play, bar=bar: progress.advance(bar),
+                    settings=_facts(options, arguments, template_kwargs),
+                )
+                result.save(path)
+                path.with_suffix(".progress.jsonl").unlink()
+                results[str(path)] = result
+    finally:
+        pool.close()
+    return results
+
+
+def _policy(options: argparse.Namespace) -> tuple[Any, Any, int | None]:
+    """(policy, tokenizer, model window) of the model that was named."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..policy import TransformersPolicy
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
+    if (Path(options.model) / "adapter_config.json").exists():
+        from peft import AutoPeftModelForCausalLM
+
+        model = AutoPeftModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).to(device)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).to(device)
+    ends = model.generation_config.eos_token_id
+    ends = [ends] if isinstance(ends, int) else list(ends or [])
+    if tokenizer.eos_token_id not in ends:
+        ends.append(tokenizer.eos_token_id)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    policy = TransformersPolicy(model.eval(), pad_token_id=pad, eos_token_ids=ends)
+    return policy, tokenizer, getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _facts(options: argparse.Namespace, arguments: dict, template_kwargs: dict) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    from .. import __version__
+
+    return {
+        "model": options.model,
+        "environment": options.environment,
+        "environment_kwargs": arguments,
+        "chat_template_kwargs": template_kwargs,
+        "split": options.split,
+        "versions": {
+            "taspo_trl": __version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _output(options: argparse.Namespace, seed: int) -> Path:
+    if options.output and len(options.seeds) == 1:
+        return Path(options.output)
+    name = Path(options.output).stem if options.output else f"{Path(options.model).name}-{options.environment}-{options.split}"
+    folder = Path(options.output).parent if options.output else Path("evaluations")
+    return folder / f"{name}-seed{seed}.json"
+
+
+def _report(results: dict[str, Any], as_markdown: bool) -> None:
+    for path, result in results.items():
+        facts = result.settings
+        title = (
+            f"{facts.get('model')} on {facts.get('environment')}/{facts.get('split')}: temperature "
+            f"{facts['temperature']}, top-p {facts['top_p']}, seed {facts['seed']}"
+        )
+        rows = [[family, *_cells(rate)] for family, rate in result.families().items()]
+        macro, low, high = result.macro()
+        rows += [
+            ["macro mean", str(len(result.families())), f"{macro:.1%}", f"{low:.1%} – {high:.1%} (bootstrap)"],
+            ["micro mean", *_cells(result.overall())],
+        ]
+        _print_table(title, ["family", "n", "success", "95 % interval (Wilson)"], rows, as_markdown)
+        values = result.metrics()
+        ends = ", ".join(f"{name[5:]} {value:.0%}" for name, value in values.items() if name.startswith("stop/"))
+        print(
+            f"score {values['score']:.3f}, turns {values['turns']:.1f} (of successes {values['turns_success']:.1f}), "
+            f"ends: {ends}\n{path}"
+        )
+    if len(results) > 1:
+        import numpy as np
+
+        rates = np.array([result.overall().value for result in results.values()])
+        print(f"Over {len(rates)} seeds: {rates.mean():.1%} ± {rates.std(ddof=1):.1%} (sample standard deviation)")
+
+
+def _compare(first: str, second: str, as_markdown: bool) -> int:
+    from ..evaluation import EvaluationResult, compare
+
+    one, other = EvaluationResult.load(first), EvaluationResult.load(second)
+    families = sorted(set(one.families()) & set(other.families()))
+    rows = []
+    for name in [*families, None]:
+        paired = compare(one, other, name)
+        before = one.overall() if name is None else one.families()[name]
+        after = other.overall() if name is None else other.families()[name]
+        rows.append(
+            [
+                name or "all",
+                str(paired.num_pairs),
+                f"{before.value:.1%}",
+                f"{after.value:.1%}",
+                f"{paired.difference:+.1%}",
+                f"{paired.only_first} / {paired.only_second}",
+                f"{paired.p_value:.2g}",
+            ]
+        )
+    header = ["family", "pairs", "first", "second", "difference", "only first / only second", "p (McNemar, exact)"]
+    _print_table(f"{first} → {second}", header, rows, as_markdown)
+    return 0
+
+
+def _cells(rate: Any) -> list[str]:
+    return [str(rate.num_plays), f"{rate.value:.1%}", f"{rate.low:.1%} – {rate.high:.1%}"]
+
+
+def _print_table(title: str, header: list[str], rows: list[list[str]], as_markdown: bool) -> None:
+    if as_markdown:
+        print(f"\n{title}\n\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+        for row in rows:
+            print("| " + " | ".join(row) + " |")
+        print()
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for k, name in enumerate(header):
+        table.add_column(name, justify="left" if k == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def result_summary(path: str | Path) -> dict[str, Any]:
+    """The summary of a result file, for scripts."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))["summary"]

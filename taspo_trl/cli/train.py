@@ -1,0 +1,157 @@
+"""`taspo train`: a configuration in YAML or flags to a trained model."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import ConfigurationError
+from .sources import environment_data, environment_factory, imported, json_arguments
+
+
+@dataclass
+class TaskArguments:
+    """
+    Arguments that say what is trained on.
+
+    Args:
+        environment (`str`, *optional*, defaults to `"household"`):
+            A built-in environment (household, alfworld, webshop, search_qa) or `package.module:Class`.
+        environment_kwargs (`dict` or `str`, *optional*):
+            Arguments of the environment's constructor, as a JSON object or a YAML mapping.
+        dataset_kwargs (`dict` or `str`, *optional*):
+            Arguments of the environment's `dataset`, as a JSON object or a YAML mapping.
+        train_split (`str`, *optional*, defaults to `"train"`):
+            Split that is trained on.
+        eval_split (`str`, *optional*):
+            Split that is evaluated on (needed with `eval_strategy`).
+        reward_funcs (`list[str]`, *optional*):
+            Import paths of functions whose values are added to the environment's reward.
+    """
+
+    environment: str = field(
+        default="household",
+        metadata={"help": "A built-in environment (household, alfworld, webshop, search_qa) or package.module:Class."},
+    )
+    environment_kwargs: dict | str | None = field(
+        default=None,
+        metadata={"help": "Arguments of the environment's constructor, as a JSON object or a YAML mapping."},
+    )
+    dataset_kwargs: dict | str | None = field(
+        default=None,
+        metadata={"help": "Arguments of the environment's dataset(split), as a JSON object or a YAML mapping."},
+    )
+    train_split: str = field(default="train", metadata={"help": "Split that is trained on."})
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split that is evaluated on (needed with eval_strategy)."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={"help": "Import paths of functions whose values are added to the environment's reward."},
+    )
+
+
+def parser() -> Any:
+    """TRL's parser over what to train on, [`TASPOConfig`] and TRL's `ModelConfig`."""
+    from trl import ModelConfig, TrlParser
+
+    from ..config import TASPOConfig
+
+    return TrlParser(
+        (TaskArguments, TASPOConfig, ModelConfig),
+        prog="taspo train",
+        description="Train a model with TASPO. `--config FILE.yaml` sets any of these options; flags win over it.",
+    )
+
+
+def parse(arguments: list[str]) -> tuple[TaskArguments, Any, Any]:
+    """(task, training, model) arguments; an unknown name is refused with its nearest neighbour."""
+    made = parser()
+    known = {action.dest for action in made._actions}
+    _refuse_unknown(arguments, known)
+    return made.parse_args_and_config(arguments)
+
+
+def _refuse_unknown(arguments: list[str], known: set[str]) -> None:
+    names = [one.split("=")[0].lstrip("-").replace("-", "_") for one in arguments if one.startswith("--")]
+    if "--config" in arguments[:-1]:
+        import yaml
+
+        path = arguments[arguments.index("--config") + 1]
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = yaml.safe_load(file)
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigurationError(f"The configuration {path} cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigurationError(f"The configuration {path} must be a mapping of option names to values.")
+        names += [name for name in content if name != "env"]
+    for name in names:
+        if name not in known | {"config", "help"}:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise ConfigurationError(f"There is no option `{name}`.{hint} `taspo train --help` lists them all.")
+
+
+def main(arguments: list[str]) -> int:
+    if "-h" in arguments or "--help" in arguments:
+        parser().print_help()
+        return 0
+    task, training, model = parse(arguments)
+    trainer = make_trainer(task, training, model)
+    try:
+        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+        trainer.save_model(training.output_dir)
+        if training.push_to_hub:
+            trainer.push_to_hub()
+        trainer.accelerator.print(f"Model saved to {training.output_dir}.")
+    finally:
+        trainer.close()
+        trainer.end()  # trackers and process groups
+    return 0
+
+
+def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
+    """The trainer that parsed arguments describe."""
+    from trl import get_peft_config, get_quantization_config
+
+    from ..trainer import TASPOTrainer
+
+    if not model.model_name_or_path:
+        raise ConfigurationError("`model_name_or_path` is missing: a model id or a folder.")
+    if training.eval_strategy != "no" and task.eval_split is None:
+        raise ConfigurationError("`eval_strategy` needs `eval_split`: the split that is evaluated on.")
+    options = json_arguments(task.dataset_kwargs, "dataset_kwargs")
+    training.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(training.model_init_kwargs or {}),
+    }
+    return TASPOTrainer(
+        model=model.model_name_or_path,
+        args=training,
+        reward_funcs=[imported(path) for path in task.reward_funcs or []],
+        train_dataset=environment_data(task.environment, task.train_split, options),
+        eval_dataset=environment_data(task.environment, task.eval_split, options) if task.eval_split else None,
+        environment_factory=environment_factory(
+            task.environment, json_arguments(task.environment_kwargs, "environment_kwargs")
+        ),
+        peft_config=get_peft_config(model),
+        quantization_config=get_quantization_config(model),
+    )
+
+
+def option_names() -> set[str]:
+    """All option names of `taspo train`."""
+    from trl import ModelConfig
+
+    from ..config import TASPOConfig
+
+    return {one.name for cls in (TaskArguments, TASPOConfig, ModelConfig) for one in fields(cls)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
