@@ -69,7 +69,13 @@ class BatchingRetriever:
         call = _Call(list(queries), topk)
         with self._changed:
             self._waiting.append(call)
-        self._take_part(call)
+        try:
+            self._take_part(call)
+        except BaseException:  # out of patience, or Ctrl-C: nobody is to search this any more
+            with self._changed:
+                if not call.is_taken:
+                    self._waiting.remove(call)
+            raise
         if call.error is None:
             return call.hits
         if call.had_company and getattr(call.error, "cause", "") in _MAYBE_ONE_QUERY:
@@ -87,7 +93,6 @@ class BatchingRetriever:
             with self._changed:
                 timeout = None if deadline is None else max(0.0, deadline - monotonic())
                 if not self._changed.wait_for(lambda: call.is_done or self._may_run(call), timeout):
-                    self._forget(call)
                     raise RetrieverError.of(
                         "queue_timeout",
                         f"A search waited {self.patience:g} s behind other searches of {self.retriever!r}.",
@@ -105,10 +110,6 @@ class BatchingRetriever:
 
     def _may_run(self, call: _Call) -> bool:
         return not call.is_taken and self._num_running < self.max_concurrency
-
-    def _forget(self, call: _Call) -> None:
-        if not call.is_taken:
-            self._waiting.remove(call)
 
     def _take_batch(self) -> list[_Call]:
         """The oldest waiting calls that ask for the same number of passages."""
