@@ -33,6 +33,7 @@ def serve() -> Iterator[Callable[..., Endpoint]]:
     yield make
     for endpoint in made:
         endpoint.close()
+    assert not [error for endpoint in made for error in endpoint.errors]
 
 
 @pytest.fixture

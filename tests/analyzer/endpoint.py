@@ -91,6 +91,8 @@ class Endpoint:
     def __init__(self, script: Callable[[Received, int], Reply | str] | None = None):
         self.script = script or (lambda request, number: honest(request))
         self.received: list[Received] = []
+        self.errors: list[BaseException] = []
+        """What the script raised: a mistake of the test."""
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
         endpoint = self
@@ -137,7 +139,11 @@ class Endpoint:
         with self._lock:
             number = len(self.received)
             self.received.append(request)
-        answer = self.script(request, number)
+        try:
+            answer = self.script(request, number)
+        except BaseException as error:
+            self.errors.append(error)
+            raise
         reply = answer if isinstance(answer, Reply) else Reply(answer)
         self._is_closing.wait(reply.delay)
         if reply.reset:

@@ -1,0 +1,399 @@
+"""Paid answers: found again by content, whole after a kill, shared by threads and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taspo_trl.analyzer.base import AnalyzerRequest, FailedAnswer
+from taspo_trl.analyzer.cache import AnswerCache, Claims, Question, question_of, retold
+from taspo_trl.analyzer.compose import Composer
+from taspo_trl.analyzer.constructions import AlignedConstruction
+from taspo_trl.analyzer.database import Database
+from taspo_trl.analyzer.transport import RawAnswer
+from taspo_trl.errors import ConfigurationError
+from taspo_trl.types import Guidance, TrajectoryGroup
+
+from ..tokenizers import byte_bpe
+from ..trajectories import outcomes
+from .endpoint import Reply, honest
+
+
+PARAMETERS = {"max_tokens": 4096, "temperature": 0.0}
+
+
+def request(**payload: Any) -> AnalyzerRequest:
+    return AnalyzerRequest("extraction", "system", payload)
+
+
+def two(uid_a: str, uid_b: str, action: str = "look") -> AnalyzerRequest:
+    return request(
+        task="x", trajectories=[{"traj_uid": uid_a, "steps": [{"action": action}]}, {"traj_uid": uid_b, "steps": []}]
+    )
+
+
+def key(one: AnalyzerRequest, model: str = "m", parameters: Any = PARAMETERS) -> str:
+    return question_of(model, parameters, one).key
+
+
+@pytest.fixture
+def cache(tmp_path) -> AnswerCache:
+    return AnswerCache(Database(tmp_path / "a.sqlite"), "m")
+
+
+def put(cache: AnswerCache, question: Question, text: str = "{}", **values: Any) -> None:
+    cache._database.transact(lambda c: cache.put(c, question, "extraction", RawAnswer(text, **values)))
+
+
+# ---- what makes two questions one ----------------------------------------------------------------------------------
+
+
+def test_equal_content_under_other_uids_is_the_same_question():
+    assert key(two("r0-g0-k0", "r0-g0-k1")) == key(two("r9-g3-k0", "r9-g3-k1"))
+
+
+def test_the_order_of_keys_in_a_payload_is_no_content():
+    assert key(request(a=1, b=2)) == key(request(b=2, a=1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        two("a", "a"),
+        two("a", "b", "go"),
+        two("b", "b", "look"),
+        request(task="x", trajectories=[]),
+        replace(two("a", "b"), system="another prompt"),
+        replace(two("a", "b"), stage="alignment"),
+        replace(two("a", "b"), failed=FailedAnswer("text", "fault")),
+    ],
+)
+def test_other_content_is_another_question(other):
+    assert key(other) != key(two("a", "b"))
+
+
+def test_model_and_parameters_are_part_of_the_question():
+    keys = {
+        key(two("a", "b")),
+        key(two("a", "b"), model="n"),
+        key(two("a", "b"), parameters={**PARAMETERS, "temperature": 1.0}),
+        key(two("a", "b"), parameters={**PARAMETERS, "max_tokens": 1}),
+    }
+    assert len(keys) == 4
+
+
+def test_the_prompt_version_is_part_of_the_question(monkeypatch):
+    before = key(two("a", "b"))
+    monkeypatch.setattr("taspo_trl.analyzer.cache.PROMPT_VERSION", "another")
+    assert key(two("a", "b")) != before
+
+
+def test_a_uid_is_told_from_content_by_its_field():
+    # An evidence id that happens to be called like a trajectory stays what it is.
+    answer = json.dumps({"evidence": [{"evidence_id": "a", "statement": "a", "sources": [{"traj_uid": "a"}]}]})
+    told = json.loads(retold(answer, ("a", "b"), ("x", "y")))
+    assert told == {"evidence": [{"evidence_id": "a", "statement": "a", "sources": [{"traj_uid": "x"}]}]}
+
+
+def test_uids_may_change_places():
+    answer = json.dumps({"evidence": [{"sources": [{"traj_uid": "a"}, {"traj_uid": "b"}, {"traj_uid": "?"}]}]})
+    told = json.loads(retold(answer, ("a", "b"), ("b", "a")))
+    assert [source["traj_uid"] for source in told["evidence"][0]["sources"]] == ["b", "a", "?"]
+
+
+def test_an_answer_that_cannot_be_read_is_only_told_under_its_own_uids(cache):
+    question = question_of("m", PARAMETERS, two("a", "b"))
+    put(cache, question, "no json at all")
+    assert cache.get(question).text == "no json at all"
+    assert cache.get(question_of("m", PARAMETERS, two("x", "y"))) is None
+
+
+def test_an_answer_comes_back_as_it_was(cache):
+    question = question_of("m", PARAMETERS, two("a", "b"))
+    answer = RawAnswer('{"evidence": []} é \N{SNOWMAN}\u2028', "length", 10, 20, 0.5, True)
+    cache._database.transact(lambda c: cache.put(c, question, "extraction", answer))
+    assert cache.get(question) == answer
+    assert cache.get(question_of("n", PARAMETERS, two("a", "b"))) is None
+
+
+def test_answers_lie_there_as_json_and_nothing_is_pickled(cache, tmp_path):
+    put(cache, question_of("m", PARAMETERS, two("a", "b")), '{"evidence": []}')
+    cache._database.close()
+    rows = sqlite3.connect(tmp_path / "a.sqlite").execute("SELECT answer FROM answers").fetchall()
+    assert [json.loads(row[0])["text"] for row in rows] == ['{"evidence": []}']
+
+
+# ---- the file ------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_cache_is_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("these are my notes, " * 100)
+    with pytest.raises(ConfigurationError, match=r"cannot be used.*analyzer_cache"):
+        Database(path).check()
+    assert path.read_text().startswith("these are my notes"), "it is not touched"
+
+
+def test_a_cache_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "a.sqlite"
+    Database(path).check()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(ConfigurationError, match="version 99"):
+        Database(path).check()
+
+
+def test_a_cache_can_be_closed_twice_and_opens_again(cache):
+    question = question_of("m", PARAMETERS, two("a", "b"))
+    put(cache, question)
+    cache._database.close()
+    cache._database.close()
+    assert cache.get(question) is not None
+
+
+def test_many_threads_share_one_file(cache):
+    def work(k: int) -> None:
+        for n in range(20):
+            put(cache, Question(f"{k}-{n}", ()), f'{{"k": {k}}}')
+            assert cache.get(Question(f"{k}-{n}", ())).text == f'{{"k": {k}}}'
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache._database.read(lambda c: c.execute("SELECT COUNT(*) FROM answers").fetchone()) == (80,)
+
+
+WRITER = """
+import sys
+from taspo_trl.analyzer.cache import AnswerCache, Question
+from taspo_trl.analyzer.database import Database
+from taspo_trl.analyzer.transport import RawAnswer
+cache = AnswerCache(Database(__import__("pathlib").Path(sys.argv[1])), "m")
+for n in range(10**6):
+    key = f"{sys.argv[2]}-{n}"
+    cache._database.transact(lambda c: cache.put(c, Question(key, ()), "extraction", RawAnswer('{"n": %d}' % n)))
+    print(n, flush=True)
+"""
+
+
+def test_a_kill_at_any_moment_loses_no_answer_that_was_filed(tmp_path):
+    path, rng = tmp_path / "a.sqlite", random.Random(0)
+    for attempt in range(2):
+        # Two writers at a time: the killed one must not block the other either.
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", WRITER, path, f"{attempt}{name}"], stdout=subprocess.PIPE, text=True
+            )
+            for name in "ab"
+        ]
+        for writer in writers:
+            writer.stdout.readline()
+        time.sleep(rng.uniform(0.0, 0.2))
+        for writer in writers:
+            os.kill(writer.pid, signal.SIGKILL)
+        cache = AnswerCache(Database(path), "m")
+        for writer, name in zip(writers, "ab", strict=True):
+            last = int(writer.communicate()[0].split()[-1] or 0)
+            for n in range(last + 1):
+                assert cache.get(Question(f"{attempt}{name}-{n}", ())).text == f'{{"n": {n}}}'
+        assert cache._database.read(lambda c: c.execute("PRAGMA integrity_check").fetchone()) == ("ok",)
+        cache._database.close()
+
+
+# ---- one asker at a time -------------------------------------------------------------------------------------------
+
+
+def test_threads_take_turns_on_one_question_and_not_on_two(tmp_path):
+    claims, closed = Claims(tmp_path / "lock"), threading.Event()
+    inside: list[str] = []
+    most = [0]
+
+    def work(name: str) -> None:
+        with claims.claim(name, closed):
+            inside.append(name)
+            most[0] = max(most[0], len(inside))
+            assert inside.count(name) == 1
+            time.sleep(0.02)
+            inside.remove(name)
+
+    threads = [threading.Thread(target=work, args=(name * 64,)) for name in "aaabbb"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 2
+
+
+def test_whoever_gives_up_waiting_takes_nothing_away(tmp_path):
+    claims, open_event, closed = Claims(tmp_path / "lock"), threading.Event(), threading.Event()
+    closed.set()
+    with claims.claim("a" * 64, open_event):
+        with claims.claim("a" * 64, closed):
+            pass  # let through because everything is closing
+        assert not claims._take("a" * 64), "the first claim still holds"
+    assert claims._take("a" * 64)
+    claims.close()
+
+
+HOLDER = """
+import sys, threading, pathlib, time
+from taspo_trl.analyzer.cache import Claims
+with Claims(pathlib.Path(sys.argv[1])).claim("a" * 64, threading.Event()):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_claim_of_another_process_holds_until_that_process_dies(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    claims = Claims(tmp_path / "lock")
+    assert not claims._take("a" * 64) and claims._take("b" * 64)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    assert claims._take("a" * 64)
+    claims.close()
+
+
+# ---- through the analyzer ------------------------------------------------------------------------------------------
+
+
+def guide(analyzer: Any, group: TrajectoryGroup) -> list[Guidance]:
+    construction = AlignedConstruction(analyzer, Composer(byte_bpe()))
+    extraction = construction.prepare(group)
+    return [construction.build(group, target, extraction) for target in group.trajectories[1:]]
+
+
+def test_a_second_run_on_the_same_trajectories_asks_nothing(serve, make_analyzer, tmp_path):
+    endpoint, group = serve(), outcomes(1, 0, 0)
+    first = guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group)
+    # Three questions; the two targets differ in nothing but their names, so theirs is one.
+    assert all(first) and len(endpoint.received) == 2
+    again = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
+    assert guide(again, group) == first
+    assert len(endpoint.received) == 2
+    assert (again.totals.calls, again.totals.cached, again.totals.requests, again.totals.tokens) == (3, 3, 0, 0)
+
+
+def test_equal_trajectories_under_other_names_are_not_paid_for_again(serve, make_analyzer, tmp_path):
+    endpoint = serve()
+    analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
+    first = guide(analyzer, outcomes(1, 0, 0, group_id="r0-g0"))
+    second = guide(analyzer, outcomes(1, 0, 0, group_id="r7-g2"))
+    assert len(endpoint.received) == 2
+    assert [one.traj_uid for one in second] == ["r7-g2-k1", "r7-g2-k2"]
+    assert [one.text for one in first] == [one.text for one in second]
+    sources = {source.traj_uid for one in second for item in one.evidence for source in item.sources}
+    assert sources == {"r7-g2-k0"}, "the answer is told with the present names, and holds against the present records"
+
+
+def test_other_trajectories_are_asked_about_anew(serve, make_analyzer, tmp_path):
+    endpoint = serve()
+    analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
+    for task in ("Put a mug on desk 1.", "Put a mug on desk 2."):
+        group = outcomes(1, 0)
+        guide(analyzer, TrajectoryGroup("g0", tuple(replace(t, task_text=task) for t in group.trajectories)))
+    assert len(endpoint.received) == 4
+
+
+def test_an_unreadable_answer_and_its_second_try_are_kept_too(serve, make_analyzer, tmp_path):
+    endpoint = serve(lambda received, number: "sorry" if number == 0 else honest(received))
+    group = outcomes(1, 0)
+    first = guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group)
+    assert len(endpoint.received) == 3 and all(first)
+    assert guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group) == first
+    assert len(endpoint.received) == 3
+
+
+def test_failures_are_not_kept(serve, make_analyzer, tmp_path):
+    endpoint = serve(lambda received, number: Reply(status=500, error="x") if number == 0 else "{}")
+    analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite", attempts=1)
+    assert [analyzer.complete(two("a", "b")).error for _ in range(2)] == ["server_error", ""]
+
+
+def test_without_a_cache_every_question_is_asked(serve, make_analyzer, tmp_path, monkeypatch):
+    monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "never"))
+    endpoint = serve(lambda received, number: "{}")
+    analyzer = make_analyzer(endpoint, cache=None)
+    for _ in range(2):
+        analyzer.complete(two("a", "b"))
+    assert len(endpoint.received) == 2 and not (tmp_path / "never").exists()
+
+
+def test_the_default_cache_lies_in_the_users_folder(serve, make_analyzer, tmp_path, monkeypatch):
+    monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "mine"))
+    make_analyzer(serve(lambda received, number: "{}"), cache="auto").complete(two("a", "b"))
+    assert (tmp_path / "mine" / "analyzer.sqlite").exists()
+
+
+def test_workers_that_ask_the_same_at_once_pay_once(serve, make_analyzer, tmp_path):
+    endpoint = serve(lambda received, number: Reply("{}", delay=0.2))
+    analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
+    replies: list[Any] = []
+    threads = [threading.Thread(target=lambda: replies.append(analyzer.complete(two("a", "b")))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(endpoint.received) == 1 and sorted(reply.is_cached for reply in replies) == [False, True, True, True]
+
+
+def test_a_damaged_cache_costs_calls_and_not_the_run(serve, make_analyzer, tmp_path, caplog):
+    endpoint = serve(lambda received, number: "{}")
+    analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
+    analyzer._database.transact(lambda c: c.execute("DROP TABLE answers"))
+    for _ in range(2):
+        assert analyzer.complete(two("a", "b")).error == ""
+    assert len(endpoint.received) == 2
+    assert sum("cache cannot be" in record.getMessage() for record in caplog.records) == 1
+
+
+ASKER = """
+import sys
+from pathlib import Path
+from taspo_trl.analyzer import LiteLLMAnalyzer
+from taspo_trl.analyzer.base import AnalyzerRequest
+analyzer = LiteLLMAnalyzer("openai/fake", api_base=sys.argv[1], cache=sys.argv[2], run="both", budget_tokens=10**9)
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(12):
+    reply = analyzer.complete(AnalyzerRequest("extraction", "json", {"task": str(n), "trajectories": []}))
+    assert not reply.error, reply
+print(analyzer.totals.requests, analyzer.totals.cached, *analyzer._ledger.spent(), flush=True)
+analyzer.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_ask_the_same_pay_once_together(serve, tmp_path):
+    endpoint = serve(lambda received, number: Reply("{}", delay=0.05))
+    arguments = [sys.executable, "-c", ASKER, endpoint.url, str(tmp_path / "a.sqlite")]
+    askers = [
+        subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        for _ in range(2)
+    ]
+    for asker in askers:
+        assert asker.stdout.readline() == "ready\n"
+    for asker in askers:
+        asker.stdin.write("go\n")
+        asker.stdin.flush()
+    results = [asker.communicate(timeout=60)[0].split() for asker in askers]
+    assert [asker.returncode for asker in askers] == [0, 0]
+    assert len(endpoint.received) == 12 == sum(int(result[0]) for result in results)
+    assert sum(int(result[1]) for result in results) == 12
+    assert max(int(result[3]) for result in results) == 12 * 120, "one budget counts what both have spent"
+    assert Path(tmp_path / "a.sqlite").exists()
