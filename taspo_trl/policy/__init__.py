@@ -1,0 +1,14 @@
+"""The generation engines: prompt ids in, sampled ids out. The only package that knows them."""
+
+from .base import Generation, GenerationRequest, Policy, SamplingSettings
+from .transformers import TransformersPolicy, frozen_mode
+
+
+__all__ = [
+    "Generation",
+    "GenerationRequest",
+    "Policy",
+    "SamplingSettings",
+    "TransformersPolicy",
+    "frozen_mode",
+]

@@ -1,0 +1,72 @@
+"""What the rollout loop and the engines say to each other: prompt ids in, sampled ids out.
+
+Pure. The rollout loop submits a request for each episode that is ready and gets a future back. An engine that batches
+(`transformers`) generates on `flush`; one that serves continuously starts at once and makes `flush` a no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One reply to sample."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    """At least 1."""
+    episode_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled reply."""
+
+    reply_ids: tuple[int, ...]
+    """The end token included when the model ended the reply itself. May be empty."""
+    finish_reason: FinishReason
+    logps: tuple[float | None, ...] | None = None
+    """Log-probabilities of `reply_ids` under the engine; None when it reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How replies are sampled.
+
+    Args:
+        temperature (`float`, *optional*, defaults to `1.0`):
+            0 decodes greedily.
+        top_p (`float`, *optional*, defaults to `1.0`):
+            Nucleus; 1 keeps the whole distribution.
+        top_k (`int`, *optional*, defaults to `0`):
+            0 keeps the whole distribution.
+        min_p (`float`, *optional*):
+            Least probability relative to the most likely token.
+        extra (`Mapping[str, Any]`, *optional*):
+            TRL's `generation_kwargs`, passed on to the engine.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """What the rollout loop needs from an engine."""
+
+    def begin(self, sampling: SamplingSettings, seed: int) -> None:
+        """Start a rollout batch: sample as `sampling` says, reproducibly from `seed`."""
+
+    def submit(self, request: GenerationRequest) -> Future[Generation]:
+        """Queue a request. A failed one raises from its future, and costs its own episode only."""
+
+    def flush(self) -> None:
+        """Generate what was submitted; returns when all its futures are done. A no-op for continuous engines."""
