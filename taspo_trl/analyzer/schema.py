@@ -5,24 +5,14 @@ Types are strict: `"2"`, `true` and `2.0` are no step numbers. Unknown keys are 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ..text import as_unicode, is_unicode
+from ..text import as_unicode
 
 
 MAX_STATEMENT = 800
-
-
-def _check_unicode(text: str) -> str:
-    if not is_unicode(text):
-        raise ValueError("half of a surrogate pair")
-    return text
-
-
-# JSON can escape half of a surrogate pair (`"\ud83d"`); no tokenizer, request or file takes it.
-_Text = Annotated[str, AfterValidator(_check_unicode)]
 
 
 class _Strict(BaseModel):
@@ -32,11 +22,11 @@ class _Strict(BaseModel):
 class SourceItem(_Strict):
     """A citation of a successful trajectory."""
 
-    traj_uid: _Text
+    traj_uid: str
     step: int
-    pre_quote: _Text = ""
-    action_quote: _Text
-    post_quote: _Text = ""
+    pre_quote: str = ""
+    action_quote: str
+    post_quote: str = ""
 
     @field_validator("pre_quote", "post_quote", mode="before")
     @classmethod
@@ -47,9 +37,9 @@ class SourceItem(_Strict):
 class EvidenceItem(_Strict):
     """One item of the extraction answer."""
 
-    evidence_id: _Text = Field(min_length=1)
+    evidence_id: str = Field(min_length=1)
     kind: Literal["requirement", "progress", "constraint", "alternative"]
-    statement: _Text = Field(min_length=1, max_length=MAX_STATEMENT)
+    statement: str = Field(min_length=1, max_length=MAX_STATEMENT)
     sources: list[SourceItem] = Field(min_length=1)
 
 
@@ -58,21 +48,21 @@ class SupportItem(_Strict):
 
     step: int | None = None
     field: Literal["task", "pre", "action", "post"]
-    quote: _Text
+    quote: str
 
 
 class StatementItem(_Strict):
     """One statement of the alignment answer."""
 
-    statement: _Text = Field(min_length=1, max_length=MAX_STATEMENT)
-    evidence_ids: list[_Text] = Field(min_length=1)
+    statement: str = Field(min_length=1, max_length=MAX_STATEMENT)
+    evidence_ids: list[str] = Field(min_length=1)
     target_support: list[SupportItem] = Field(min_length=1)
 
 
 class TargetItem(_Strict):
     """The alignment answer's single entry; its statements are checked one by one."""
 
-    traj_uid: _Text
+    traj_uid: str
     guidance: list[Any]
     abstain_reason: str = ""
 
@@ -94,7 +84,8 @@ def schema_fault(error: ValidationError) -> str:
         "string_too_short": "empty",
         "too_short": "empty",
         "literal_error": "unknown",
-        "value_error": "not_unicode",
-        "string_unicode": "not_unicode",  # pydantic's own, where it counts the characters
+        # Half of a surrogate pair, which JSON can escape and no tokenizer, request or file takes. Pydantic refuses it
+        # wherever it counts characters; quotes and uids must stand in the records anyway.
+        "string_unicode": "not_unicode",
     }
     return f"{name}_{kind.get(first['type'], 'type')}"

@@ -171,8 +171,6 @@ def _parse(model: type[BaseModel], raw: Any) -> tuple[Any, str]:
         return model.model_validate(raw), ""
     except ValidationError as error:
         return None, schema_fault(error)
-    except RecursionError:
-        return None, "too_deep"
 
 
 def _rejection(stage: str, reason: str, item: Any) -> Rejection:

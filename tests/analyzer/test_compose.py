@@ -33,6 +33,15 @@ def test_a_block_is_a_list_of_bullets_inside_the_wrapper():
     assert [one.text for one in kept] == ["Open it.", "Take it."] and rejected == []
 
 
+def test_the_budget_s_default_is_the_method_s():
+    assert len(Composer(TOKENIZER).block("open the drawer and look. " * 200)) == 256
+
+
+def test_the_text_of_a_block_keeps_its_blanks():
+    composer = Composer(TOKENIZER)
+    assert composer.text(composer.block("- stop . do n't , go")) == f"{OPENING}\n- stop . do n't , go\n{CLOSING}"
+
+
 def test_nothing_to_say_makes_no_block():
     composer = Composer(TOKENIZER)
     assert composer.compose([]) == ((), [], [])
@@ -189,3 +198,25 @@ def test_special_ids_are_dropped_even_where_a_tokenizer_finds_them_in_other_spel
     composer = Composer(tokenizer)
     block, kept, _ = composer.compose(statements(f"open {disguised} it"))
     assert len(kept) == 1 and secret not in block
+
+
+def test_a_tokenizer_that_opens_every_text_with_a_token_opens_no_block_with_it():
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = byte_bpe()
+    start = tokenizer.convert_tokens_to_ids(START)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, start)]
+    )
+    assert tokenizer.encode("x")[0] == start
+    assert Composer(tokenizer).block("- x") == Composer(TOKENIZER).block("- x")
+
+
+def test_added_tokens_that_are_not_special_are_kept_out_as_well():
+    tokenizer = byte_bpe()
+    tokenizer.add_tokens(["<pause>"])
+    assert "<pause>" not in tokenizer.all_special_tokens
+    composer = Composer(tokenizer)
+    assert composer.fault("wait <pause> here") == "markup_in_statement"
+    assert tokenizer.convert_tokens_to_ids("<pause>") not in composer.block(composer.neutralized("wait <pause> here"))
+    assert Composer(TOKENIZER).fault("wait <pause> here") == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -135,6 +136,17 @@ def test_short_observations_leave_their_room_to_long_ones():
     shown = observations(alignment_payload(target, [], 1000)["target"])
     assert [len(text) for text in shown] == [10, 489, 489]
     assert shown[1] == "b" * 242 + GAP + "b" * 242
+
+
+def test_what_fits_its_share_exactly_still_leaves_its_remainder_to_others():
+    # 194 characters; task 4, actions 8: 182 for 60, 60 and 1000. A third of it is 60, and 62 are left for the last.
+    shown = observations(alignment_payload(chain("a" * 60, "b" * 60, "c" * 1000, task="task"), [], 194)["target"])
+    assert [len(text) for text in shown] == [60, 60, 62]
+
+
+def test_the_budget_s_default_is_the_method_s():
+    for function in (extraction_payload, alignment_payload):
+        assert inspect.signature(function).parameters["max_chars"].default == 12_000
 
 
 def test_forty_characters_of_each_observation_are_always_shown():

@@ -64,6 +64,8 @@ def test_the_four_kinds_are_known(kind: str):
 GOOD_ITEMS = {
     "statement of 800 characters": item(statement="x" * 800),
     "800 characters outside ASCII": item(statement="é" * 800),
+    "an id of one letter": item(evidence_id="1"),
+    "a statement of one letter": item(statement="x"),
     "extra keys": item(weights=[1, 2], advantage=9, confidence="high"),
     "extra keys in a source": source(score=1.0),
     "pre only": source(post_quote=""),
@@ -104,6 +106,8 @@ BAD_ITEMS = {
     "statement null": (item(statement=None), "statement_type"),
     "statement as a list": (item(statement=["Move it."]), "statement_type"),
     "half a surrogate pair": (item(statement="move \ud83d"), "statement_not_unicode"),
+    "half a surrogate pair as id": (item(evidence_id="\ud83d"), "evidence_id_not_unicode"),
+    "half a surrogate pair as a quote": (source(pre_quote="\ud83d"), "quote_not_found"),
     "no sources": (item(sources=...), "sources_missing"),
     "empty sources": (item(sources=[]), "sources_empty"),
     "sources as an object": (item(sources={}), "sources_type"),
@@ -191,6 +195,8 @@ def test_a_rejection_keeps_a_readable_and_writable_piece_of_what_was_said():
     _, [rejected] = validate_evidence({"evidence": [item(statement="x\ud83d" * 5000)]}, [SUCCESS])
     assert len(rejected.item) == 600 and '"evidence_id": "E1"' in rejected.item
     rejected.item.encode()
+    _, [rejected] = validate_evidence({"evidence": ["größer 🙂"]}, [SUCCESS])
+    assert rejected.item == '"größer 🙂"'
 
 
 # ---- evidence for a target -----------------------------------------------------------------------------------------

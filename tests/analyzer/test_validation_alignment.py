@@ -64,6 +64,7 @@ def test_a_good_statement_is_accepted_with_its_support():
 
 
 GOOD_STATEMENTS = {
+    "one letter": statement(statement="x"),
     "800 characters": statement(statement="x" * 800),
     "extra keys": statement(weight=3.0, verified_success=True),
     "task": support(field="task", quote="Put a mug"),
