@@ -131,7 +131,8 @@ def _serve(connection: Connection, factory: Factory) -> None:
                     "error",
                     f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})",
                 )
-            connection.send(answer)
+            with contextlib.suppress(OSError):  # nobody is left to answer; the next `recv` says so
+                connection.send(answer)
     finally:
         if environment is not None:
             with contextlib.suppress(Exception):
