@@ -37,7 +37,7 @@ def state_path(folder: str | Path, process_index: int) -> Path:
 
 
 def save_state(folder: str | Path, process_index: int, state: TrainingState) -> None:
-    """Write the state into a checkpoint folder. Numbers and strings only, so that it loads without running code."""
+    """Write the state into a checkpoint folder: tensors, numbers and strings, which load without running code."""
     buffer = None
     if state.buffer is not None:
         buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]

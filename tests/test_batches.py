@@ -162,9 +162,11 @@ def test_zero_row_contributes_nothing_but_can_be_run():
         LossRow((1, 10, 11), (1, 2), (0.5, 0.25), (1.0, -1.0), (-1.0, -2.0), None, (0.5, 1.0)),
     ],
 )
-def test_state_is_plain_and_comes_back_as_it_was(row):
+def test_state_is_made_of_tensors_and_comes_back_as_it_was(row):
     state = to_state(row)
     assert set(state) == {one.name for one in dataclasses.fields(LossRow)}
-    assert from_state(state) == row
-    as_lists = {name: list(value) if value is not None else None for name, value in state.items()}
-    assert from_state(as_lists) == row
+    assert all(value is None or isinstance(value, torch.Tensor) for value in state.values())
+    back = from_state(state)
+    assert back == row
+    assert type(back.ids) is tuple and type(back.ids[0]) is int
+    assert type(back.advantages[0]) is float
