@@ -150,5 +150,5 @@ def parse_retry_after(headers: Any) -> float | None:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    text = " ".join(text.split("Traceback (most recent call last)")[0].split())  # LiteLLM packs some into its messages
     return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " ..."

@@ -261,13 +261,13 @@ class LiteLLMAnalyzer:
         warning = self._health.failed(failure.kind)
         if is_unusable and self.settings.required:
             raise AnalyzerError(
-                f"The analyzer {self.name} cannot be used ({failure.kind}). {failure.remedy} It said: {failure.text} "
-                "To train on with plain GRPO weights, set `analyzer_required=False` (`required=False`)."
+                f"The analyzer {self.name} cannot be used ({failure.kind}). {failure.remedy} To train on with plain "
+                f"GRPO weights, set `analyzer_required=False` (`required=False`). It said: {failure.text}"
             )
         self._say(
             failure.kind,
-            f"An analyzer call failed ({failure.kind}). {failure.remedy} It said: {failure.text} The affected "
-            "trajectories train with plain GRPO weights; further such failures are only counted.",
+            f"An analyzer call failed ({failure.kind}). {failure.remedy} The affected trajectories train with plain "
+            f"GRPO weights; further such failures are only counted. It said: {failure.text}",
         )
         if warning:
             logger.warning("%s %s", warning, failure.remedy)

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,7 @@ class _Runner:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(_keeping_tasks())
         thread = threading.Thread(target=_run, args=(self.loop,), name="taspo-analyzer", daemon=True)
         thread.start()
         self._sessions: list[Any] = []
@@ -137,6 +138,19 @@ class _Runner:
 
             self._sessions.append(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
         return self._sessions[0]
+
+
+def _keeping_tasks() -> Callable[..., asyncio.Task]:
+    """A task factory that holds on to its tasks: LiteLLM forgets one when it is used from another loop too."""
+    kept: set[asyncio.Task] = set()
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task:
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        kept.add(task)
+        task.add_done_callback(kept.discard)
+        return task
+
+    return make
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -203,13 +217,13 @@ def _answer_of(response: Any) -> RawAnswer | Failure:
         return Failure("bad_response", "the response holds no choices")
     choice = response.choices[0]
     message = choice.message
-    usage = getattr(response, "usage", None)
     hidden = getattr(response, "_hidden_params", None) or {}
+    prompt_tokens, completion_tokens = _counts_of(getattr(response, "usage", None))
     return RawAnswer(
         text=_text_of(getattr(message, "content", None)),
         finish_reason=str(choice.finish_reason or "stop"),
-        prompt_tokens=_count(usage, "prompt_tokens"),
-        completion_tokens=_count(usage, "completion_tokens"),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
         cost_usd=_cost(hidden.get("response_cost")),
         has_reasoning=bool(getattr(message, "reasoning_content", None)),
     )
@@ -222,9 +236,11 @@ def _text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _count(usage: Any, name: str) -> int | None:
-    value = getattr(usage, name, None)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def _counts_of(usage: Any) -> tuple[int | None, int | None]:
+    """(prompt tokens, completion tokens); None for both when the server counted nothing, which LiteLLM shows as 0."""
+    counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+    prompt, completion = (value if isinstance(value, int) and value >= 0 else None for value in counts)
+    return (prompt, completion) if prompt else (None, None)
 
 
 def _cost(value: Any) -> float | None:
