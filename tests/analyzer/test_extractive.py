@@ -156,6 +156,76 @@ def test_more_than_twelve_links_are_ranked_by_how_many_share_them_and_told_in_or
     assert [item["evidence_id"] for item in answer["evidence"]] == [f"E{k}" for k in range(1, 13)]
 
 
+@pytest.mark.parametrize(
+    "num_with_word, num_actions, is_rare",
+    # A word links unless it stands in more than half of the actions, and in more than two.
+    [(2, 3, True), (2, 4, True), (3, 4, False), (3, 5, False), (3, 6, True), (4, 6, False)],
+)
+def test_a_word_of_more_than_half_of_the_actions_links_nothing(num_with_word, num_actions, is_rare):
+    rest = [f"other{k}" for k in range(num_actions - num_with_word)]
+    actions = [*(f"press a{k}" for k in range(num_with_word)), *rest]
+    success = make_trajectory(0, *(make_turn(action, "Before.", "After.") for action in actions), success=True)
+    answer = ask("extraction", extraction_payload("press", [success]))
+    linked = [item["statement"] for item in answer["evidence"]]
+    assert linked == ([*actions[:num_with_word], rest[-1]] if is_rare else [rest[-1]])
+
+
+@pytest.mark.parametrize("length, is_quoted", [(320, True), (321, False)])
+def test_an_action_that_was_shortened_is_no_evidence(length, is_quoted):
+    turns = [make_turn("x" * length, "Before.", "After."), make_turn("end", "After.", "Over.")]
+    success = make_trajectory(0, *turns, success=True)
+    answer = ask("extraction", extraction_payload("x" * length, [success]))
+    assert [item["statement"] for item in answer["evidence"]] == (["x" * length] if is_quoted else []) + ["end"]
+
+
+def test_a_long_answer_is_quoted_from_its_beginning_to_a_whole_word():
+    # 40 words of four letters: the first 160 characters end behind the 32nd word and a blank.
+    long = " ".join(f"w{k:03}" for k in range(40))
+    success = make_trajectory(0, make_turn("end", "Before.", long), success=True)
+    [item] = ask("extraction", extraction_payload("x", [success]))["evidence"]
+    assert item["sources"][0]["post_quote"] == " ".join(f"w{k:03}" for k in range(32))
+    exact = "z" * 160
+    success = make_trajectory(0, make_turn("end", "Before.", exact), success=True)
+    [item] = ask("extraction", extraction_payload("x", [success]))["evidence"]
+    assert item["sources"][0]["post_quote"] == exact
+
+
+def test_without_an_answer_the_state_before_is_quoted():
+    success = make_trajectory(0, make_turn("end", "Before.", ""), success=True)
+    [item] = ask("extraction", extraction_payload("x", [success]))["evidence"]
+    assert (item["sources"][0]["pre_quote"], item["sources"][0]["post_quote"]) == ("Before.", "")
+
+
+def supports(statement: str, *turns: Turn, task: str = "Nothing to see.") -> list[dict]:
+    """What of the target an item is tied to."""
+    target = make_trajectory(0, *turns, task=task)
+    item = {"evidence_id": "E1", "kind": "progress", "statement": statement, "sources": []}
+    [entry] = ask("alignment", {**alignment_payload(target, []), "allowed_evidence": [item]})["targets"]
+    return [one for guidance in entry["guidance"] for one in guidance["target_support"]]
+
+
+def test_the_sentence_with_most_of_the_words_is_cited_and_the_first_of_equals():
+    turns = [
+        make_turn("a", "A room.", "A mug. No."),
+        make_turn("b", "See.", "See the red mug. Go."),
+        make_turn("c", "x", "The red mug."),
+    ]
+    assert supports("take red mug", *turns) == [{"step": 1, "field": "post", "quote": "See the red mug."}]
+    assert supports("take mug 1", *turns) == [{"step": 0, "field": "post", "quote": "A mug."}]
+
+
+def test_a_sentence_of_four_characters_is_cited_and_one_of_three_is_not():
+    assert supports("take mug", make_turn("a", "x", "Mug. More.")) == [{"step": 0, "field": "post", "quote": "Mug."}]
+    assert supports("take mug", make_turn("a", "x", "Mug More")) == [{"step": 0, "field": "post", "quote": "Mug More"}]
+    assert supports("go up", make_turn("a", "x", "Up. More.")) == []
+
+
+def test_the_task_is_cited_when_no_observation_names_what_an_item_is_about():
+    turn = make_turn("a", "x", "y")
+    assert supports("take mug 1", turn, task="Find a mug.") == [{"step": 0, "field": "task", "quote": "Find a mug."}]
+    assert supports("take 1", turn, task="Find 1 mug.") == [], "numbers are no names"
+
+
 # ---- edges ---------------------------------------------------------------------------------------------------------
 
 
