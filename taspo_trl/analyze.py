@@ -21,7 +21,7 @@ from .analyzer.constructions import AlignedConstruction
 from .analyzer.extractive import ExtractiveAnalyzer
 from .analyzer.prompts import PROMPTS, Prompts
 from .credit import assign_credit
-from .errors import RecordError
+from .errors import ConfigurationError, RecordError
 from .guidance import GuidanceStage
 from .metrics import analyzer_metrics, credit_metrics, guidance_metrics
 from .records import TrajectoryRecord, read_records, write_records
@@ -137,7 +137,7 @@ def analyze(
 
     Raises:
         RecordError: a file is no record of trajectories, or holds several runs.
-        ConfigurationError: there is a model but no prompt ids.
+        ConfigurationError: there is a model but no prompt ids, or the output would overwrite the input.
     """
     files = _files(path)
     credit = credit or CreditSettings()
@@ -160,6 +160,8 @@ def analyze(
         on_reply=note,
     )
     folder = Path(output) if output is not None else _default_output(Path(path))
+    if folder.resolve() == files[0].parent.resolve():
+        raise ConfigurationError(f"`output` is the folder that is read, {folder}; its files would be overwritten.")
     stage = GuidanceStage(construction, workers, credit.allocation)
     found = _Found()
     try:

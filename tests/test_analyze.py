@@ -208,6 +208,15 @@ def test_nothing_to_read_is_an_error(name, tmp_path):
         analyze(tmp_path / name)
 
 
+def test_the_input_is_not_overwritten(tmp_path):
+    path = write(tmp_path / "t.jsonl", outcomes(1, 0))
+    before = path.read_bytes()
+    for source in (path, tmp_path):
+        with pytest.raises(ConfigurationError, match="overwritten"):
+            analyze(source, output=tmp_path)
+    assert path.read_bytes() == before
+
+
 def test_the_summary_is_a_table(tmp_path):
     analysis = analyze(write(tmp_path / "t.jsonl", outcomes(1, 0, 0)))
     console = Console(record=True, width=100)

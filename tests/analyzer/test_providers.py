@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -327,3 +328,17 @@ def test_refused_at_the_wire_then_remembered(serve, make_analyzer, caplog):
         )
     assert ["temperature" in request.body for request in endpoint.received] == [True, False, False, False]
     assert sum("refuses a parameter" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_what_the_first_request_teaches_is_learned_once_for_all_workers(serve, make_analyzer):
+    def script(request, number):
+        if "temperature" in request.body:
+            return Reply(status=400, error="'temperature' is not supported")
+        return Reply("{}", delay=0.05)
+
+    endpoint = serve(script)
+    analyzer = make_analyzer(endpoint)
+    with ThreadPoolExecutor(4) as workers:
+        requests = [AnalyzerRequest("extraction", "json", {"task": str(k)}) for k in range(8)]
+        assert {reply.error for reply in workers.map(analyzer.complete, requests)} == {""}
+    assert len(endpoint.received) == 9
