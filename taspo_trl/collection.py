@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +51,9 @@ class Collector:
             All processes' lists, joined in the order of the processes.
         process_index (`int`, *optional*, defaults to `0`), num_processes (`int`, *optional*, defaults to `1`):
             Which slice of the episodes is played here.
+        generating (`Callable`, *optional*):
+            Gives a context manager that is entered around the episodes, on every process: an engine with a copy of the
+            weights gets them, and rests afterwards.
     """
 
     policy: Policy
@@ -62,6 +66,7 @@ class Collector:
     gather: Callable[[list], list]
     process_index: int = 0
     num_processes: int = 1
+    generating: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def play(
         self,
@@ -102,16 +107,17 @@ class Collector:
                 partial.append(group)
 
         try:
-            self.policy.begin(sampling, derive_seed("rollout", seed, draw, self.process_index))
-            play_episodes(
-                mine,
-                policy=self.policy,
-                pool=self.pool,
-                renderer=self.renderer,
-                settings=self.rollout,
-                on_group_end=on_group_end,
-                on_episode_end=on_episode_end,
-            )
+            with self.generating():
+                self.policy.begin(sampling, derive_seed("rollout", seed, draw, self.process_index))
+                play_episodes(
+                    mine,
+                    policy=self.policy,
+                    pool=self.pool,
+                    renderer=self.renderer,
+                    settings=self.rollout,
+                    on_group_end=on_group_end,
+                    on_episode_end=on_episode_end,
+                )
             if self.num_processes > 1:
                 finished.extend(self._finish(group) for group in self._my_straddling(self.gather(partial)))
             order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}

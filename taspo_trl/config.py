@@ -12,6 +12,7 @@ from trl import GRPOConfig
 from .analyzer.constructions import CONSTRUCTIONS
 from .errors import ConfigurationError
 from .options import check_options
+from .policy.checks import check_vllm_options
 
 
 @dataclass
@@ -49,7 +50,7 @@ class TASPOConfig(GRPOConfig):
         invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
             Subtracted from a trajectory's reward times its share of invalid turns.
         generation_tokens (`int`, *optional*, defaults to `262144`):
-            Bound on rows x (prompt + new tokens) of one generation batch with transformers.
+            Bound on rows x (prompt + new tokens) of one generation batch with transformers; without effect with vLLM.
 
         > Parameters that control the guidance
 
@@ -382,6 +383,8 @@ class TASPOConfig(GRPOConfig):
     def __post_init__(self):
         self._check_own_options()
         check_options({one.name: getattr(self, one.name) for one in fields(self)})
+        if self.use_vllm:
+            check_vllm_options(self)
         super().__post_init__()
         per_rollout, per_step = self.steps_per_generation, self.gradient_accumulation_steps
         if per_rollout % per_step and per_step % per_rollout:

@@ -16,6 +16,7 @@ from .checkpoint import Buffer
 from .collection import CollectedGroup, Collector
 from .credit import assign_credit
 from .guidance import GuidanceBatch, GuidanceStage
+from .importance import ImportanceSettings, corrected_rows, correction_metrics, correction_sums
 from .metrics import rollout_report
 from .pairs import plan_pairs, scores_of, turn_scores
 from .passes import PolicyPasses
@@ -60,6 +61,8 @@ class ExperienceSettings:
             Bound on rows x longest row of a micro-batch.
         model_window (`int`, *optional*):
             Positions of the model.
+        correction (`ImportanceSettings`, *optional*):
+            Correct for an engine that samples from other probabilities than are scored; None = no correction.
         records_folder (`Path`, *optional*):
             Where trajectories are written; None writes none.
         records_with_prompt_ids (`bool`):
@@ -73,6 +76,7 @@ class ExperienceSettings:
     has_reference: bool = False
     has_entropy_bonus: bool = False
     model_window: int | None = None
+    correction: ImportanceSettings | None = None
     records_folder: Path | None = None
     records_with_prompt_ids: bool = False
 
@@ -137,8 +141,11 @@ class ExperienceMaker:
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):
                 loss_rows = self.passes.with_logps(
-                    plan, old=layout.is_off_policy, reference=self.settings.has_reference
+                    plan,
+                    old=layout.is_off_policy or self.settings.correction is not None,
+                    reference=self.settings.has_reference,
                 )
+                loss_rows, sampling_report = self._correct(plan, loss_rows, trajectories)
             with _timed(seconds, "time/analyzer_visible"):
                 guided = self._collect_guidance()
             with _timed(seconds, "time/scoring"):
@@ -148,7 +155,8 @@ class ExperienceMaker:
             self._write_records(collected, guided, credits, draw, step)
         calls, self.calls[:] = self.collector.gather(list(self.calls)), []
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), calls)
-        return Experience(_weighted(plan, loss_rows, credits), collected, advantages, report | seconds)
+        metrics = report | sampling_report | seconds
+        return Experience(_weighted(plan, loss_rows, credits), collected, advantages, metrics)
 
     def _plan(
         self, trajectories: Sequence[Trajectory], advantages: Sequence[float], seed: int, layout: UpdateLayout
@@ -166,6 +174,18 @@ class ExperienceMaker:
             process_index=self.collector.process_index,
             num_processes=self.collector.num_processes,
         )
+
+    def _correct(
+        self, plan: UpdatePlan, loss_rows: dict[int, LossRow], trajectories: Sequence[Trajectory]
+    ) -> tuple[dict[int, LossRow], dict[str, float]]:
+        """The rows with their importance ratios, and TRL's metrics of them over all processes."""
+        settings = self.settings.correction
+        if settings is None:
+            return loss_rows, {}
+        by_uid = {t.uid: t for t in trajectories}
+        corrected = corrected_rows(loss_rows, plan.rows, by_uid, settings)
+        sums = correction_sums(corrected, plan.rows, by_uid, settings)
+        return corrected, correction_metrics(self.collector.gather([sums]))
 
     def _collect_guidance(self) -> GuidanceBatch:
         """The guidance of all groups, known on every process."""

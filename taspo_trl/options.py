@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ConfigurationError
@@ -20,6 +20,8 @@ class NoEffect:
     reason: str
     neutral: tuple[Any, ...]
     """Values that are not worth a warning."""
+    unless: Mapping[str, Any] = field(default_factory=dict)
+    """The option is honoured after all where all these others have these values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,30 @@ HONOURED = frozenset(
     temperature top_p top_k min_p generation_kwargs chat_template_kwargs cache_implementation beta
     num_iterations epsilon delta epsilon_high reward_weights scale_rewards mask_truncated_completions
     sync_ref_model ref_model_mixup_alpha ref_model_sync_steps entropy_coef use_bias_correction_kl
-    log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo
+    log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo use_vllm
     """.split()  # noqa: SIM905 - a list of 115 quoted names would be three pages
 )
 
 _ONLY_GRPO = "it belongs to another `loss_type`"
 _OWN_EVALUATION = "evaluation plays episodes and computes no loss"
-_VLLM = "it belongs to `use_vllm=True`"
+
+
+def _vllm(*neutral: Any) -> NoEffect:
+    return NoEffect("it belongs to `use_vllm=True`", neutral, {"use_vllm": True})
+
+
+def _server(*neutral: Any) -> NoEffect:
+    return _vllm_mode("server", neutral)
+
+
+def _colocate(*neutral: Any) -> NoEffect:
+    return _vllm_mode("colocate", neutral)
+
+
+def _vllm_mode(mode: str, neutral: tuple[Any, ...]) -> NoEffect:
+    reason = f'it belongs to `use_vllm=True` and `vllm_mode="{mode}"`'
+    return NoEffect(reason, neutral, {"use_vllm": True, "vllm_mode": mode})
+
 
 NO_EFFECT: Mapping[str, NoEffect] = {
     "average_tokens_across_devices": NoEffect("the loss coefficients are global already", (True, False)),
@@ -87,23 +106,23 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "entropy_coef_delta": NoEffect("it belongs to `use_adaptive_entropy`", (0.005,)),
     "entropy_target": NoEffect("it belongs to `use_adaptive_entropy`", (0.2,)),
     "transformers_continuous_batching_config": NoEffect("continuous batching is refused", (None,)),
-    "vllm_mode": NoEffect(_VLLM, ("colocate", "server")),
-    "vllm_model_impl": NoEffect(_VLLM, ("vllm",)),
-    "vllm_enable_sleep_mode": NoEffect(_VLLM, (False,)),
-    "vllm_structured_outputs_regex": NoEffect(_VLLM, (None,)),
-    "vllm_server_base_url": NoEffect(_VLLM, (None,)),
-    "vllm_server_host": NoEffect(_VLLM, ("0.0.0.0",)),
-    "vllm_server_port": NoEffect(_VLLM, (8000,)),
-    "vllm_server_timeout": NoEffect(_VLLM, (240.0,)),
-    "vllm_group_port": NoEffect(_VLLM, (51216,)),
-    "vllm_gpu_memory_utilization": NoEffect(_VLLM, (0.3,)),
-    "vllm_max_model_length": NoEffect(_VLLM, (None,)),
-    "vllm_tensor_parallel_size": NoEffect(_VLLM, (1,)),
-    "vllm_importance_sampling_correction": NoEffect(_VLLM, (True, False)),
-    "vllm_importance_sampling_mode": NoEffect(_VLLM, ("sequence_mask",)),
-    "vllm_importance_sampling_clip_max": NoEffect(_VLLM, (3.0,)),
-    "vllm_importance_sampling_clip_min": NoEffect(_VLLM, (None,)),
-    "vllm_importance_sampling_cap": NoEffect(_VLLM, (None,)),
+    "vllm_mode": _vllm("colocate", "server"),
+    "vllm_model_impl": _colocate("vllm"),
+    "vllm_enable_sleep_mode": _colocate(False),
+    "vllm_structured_outputs_regex": _vllm(None),
+    "vllm_server_base_url": _server(None),
+    "vllm_server_host": _server("0.0.0.0"),
+    "vllm_server_port": _server(8000),
+    "vllm_server_timeout": _server(240.0),
+    "vllm_group_port": _server(51216),
+    "vllm_gpu_memory_utilization": _colocate(0.3),
+    "vllm_max_model_length": _colocate(None),
+    "vllm_tensor_parallel_size": _colocate(1),
+    "vllm_importance_sampling_correction": _vllm(True, False),
+    "vllm_importance_sampling_mode": _vllm("sequence_mask"),
+    "vllm_importance_sampling_clip_max": _vllm(3.0),
+    "vllm_importance_sampling_clip_min": _vllm(None),
+    "vllm_importance_sampling_cap": _vllm(None),
 }
 
 REFUSED: Mapping[str, Refused] = {
@@ -129,7 +148,6 @@ REFUSED: Mapping[str, Refused] = {
         "turns are generated in token-budget batches (`generation_tokens`).", (False,)
     ),
     "use_transformers_paged": Refused("turns are generated in token-budget batches (`generation_tokens`).", (False,)),
-    "use_vllm": Refused("generation with vLLM is not part of this version; it samples with transformers.", (False,)),
     "label_smoothing_factor": Refused("there are no labels to smooth.", (0.0,)),
     "neftune_noise_alpha": Refused("noise in the update but not in the scoring would bias every ratio.", (None,)),
     "auto_find_batch_size": Refused(
@@ -162,7 +180,8 @@ def check_options(values: Mapping[str, Any]) -> None:
                 f"`{name}={values[name]!r}` cannot be honoured by TASPOTrainer: {rule.reason} Allowed: {allowed}."
             )
     for name, note in NO_EFFECT.items():
-        if name in values and _plain(values[name]) not in note.neutral:
+        is_honoured = bool(note.unless) and all(values.get(other) == value for other, value in note.unless.items())
+        if name in values and _plain(values[name]) not in note.neutral and not is_honoured:
             warnings.warn(
                 f"`{name}={values[name]!r}` has no effect with TASPOTrainer: {note.reason}.", UserWarning, stacklevel=3
             )

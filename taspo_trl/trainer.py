@@ -40,10 +40,13 @@ from .errors import ConfigurationError
 from .evaluation import EvaluationResult, evaluate_tasks
 from .experience import Experience, ExperienceMaker, ExperienceSettings, UpdateLayout
 from .guidance import GuidanceStage
+from .importance import importance_settings
 from .loss import taspo_loss, token_sums
 from .metrics import update_metrics
 from .passes import PolicyPasses
-from .policy import SamplingSettings, TransformersPolicy
+from .policy import Policy, SamplingSettings, TransformersPolicy
+from .policy.build import VLLMEngine, make_vllm_engine
+from .policy.checks import check_unquantized
 from .projection import add_selected_projection
 from .rewards import RewardFunction, RewardSettings, conversation_of
 from .rollout import RolloutSettings
@@ -141,13 +144,16 @@ class TASPOTrainer(GRPOTrainer):
             args = TASPOConfig(f"{(name or 'model').split('/')[-1]}-TASPO")
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_arguments(args, functions, train_dataset, environment_factory)
+        check_unquantized(args, model, quantization_config)
         self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
         # not be what its name says. The reference is a copy of the very model that was passed.
         has_adapter = peft_config is not None or is_peft_model(model)
         reference_is_ours = args.beta != 0.0 and not isinstance(model, str) and not has_adapter
         frozen_copy = copy.deepcopy(model) if reference_is_ours else None
-        with _overridden(args, **({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})):
+        # TRL would start vLLM, which demands CUDA and generates in step; engine and weights have a seam of their own.
+        overridden = {"use_vllm": False} | ({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})
+        with _overridden(args, **overridden):
             super().__init__(
                 model=model,
                 reward_funcs=functions or _no_reward,
@@ -166,6 +172,7 @@ class TASPOTrainer(GRPOTrainer):
         policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
         for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
+        self.engine = self._make_engine()
 
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
@@ -185,6 +192,29 @@ class TASPOTrainer(GRPOTrainer):
         if self.args.sync_ref_model:
             self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
 
+    def _make_engine(self) -> VLLMEngine | None:
+        """vLLM, ready to take weights; None = the model generates itself."""
+        if not self.args.use_vllm:
+            return None
+        return make_vllm_engine(
+            self.args,
+            get_model=lambda: self.model,
+            accelerator=self.accelerator,
+            stop_token_ids=self.eos_token_ids,
+        )
+
+    def _make_policy(self) -> Policy:
+        if self.engine is not None:
+            return self.engine.policy
+        return TransformersPolicy(
+            self.model,
+            pad_token_id=self._tokenizer.pad_token_id,
+            eos_token_ids=self.eos_token_ids,
+            batch_tokens=self.args.generation_tokens,
+            cache_implementation=self.args.cache_implementation,
+            unwrap=self._model_for_generation,
+        )
+
     def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
         """The stages of a rollout batch, put together from the configuration."""
         args, probes = self.args, self.environment_pool.probes
@@ -203,16 +233,10 @@ class TASPOTrainer(GRPOTrainer):
         )
         guidance = GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        limits = [limit for limit in (window, self.engine and self.engine.max_model_length) if limit is not None]
         self._reward_keywords: dict[str, Any] = {}
         collector = Collector(
-            policy=TransformersPolicy(
-                self.model,
-                pad_token_id=self._tokenizer.pad_token_id,
-                eos_token_ids=self.eos_token_ids,
-                batch_tokens=args.generation_tokens,
-                cache_implementation=args.cache_implementation,
-                unwrap=self._model_for_generation,
-            ),
+            policy=self._make_policy(),
             pool=self.environment_pool,
             renderer=ChatRenderer(self._tokenizer, args.chat_template_kwargs),
             rollout=RolloutSettings(
@@ -222,7 +246,7 @@ class TASPOTrainer(GRPOTrainer):
                 max_completion_length=args.max_completion_length,
                 max_episode_tokens=args.max_episode_tokens,
                 max_prompt_length=args.max_prompt_length,
-                model_window=window,
+                model_window=min(limits) if limits else None,
                 environment_timeout=args.environment_timeout,
             ),
             rewards=RewardSettings(
@@ -238,6 +262,7 @@ class TASPOTrainer(GRPOTrainer):
             gather=self._gather,
             process_index=self.accelerator.process_index,
             num_processes=self.accelerator.num_processes,
+            generating=self._generating,
         )
         passes = PolicyPasses(
             get_model=lambda: self.model,
@@ -263,6 +288,7 @@ class TASPOTrainer(GRPOTrainer):
             has_reference=self.beta != 0.0,
             has_entropy_bonus=self.entropy_coef != 0.0,
             model_window=window,
+            correction=importance_settings(args),
             records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
             records_with_prompt_ids=args.save_trajectories == "full",
         )
@@ -270,6 +296,15 @@ class TASPOTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
+
+    @contextlib.contextmanager
+    def _generating(self) -> Iterator[None]:
+        """Entered by every process around episodes: the engine has the weights of this step inside."""
+        if self.engine is None:
+            yield
+            return
+        with self.engine.generating(self.state.global_step):
+            yield
 
     @contextlib.contextmanager
     def _model_for_generation(self) -> Iterator[Any]:
@@ -291,6 +326,8 @@ class TASPOTrainer(GRPOTrainer):
             return super().train(*args, **kwargs)
         finally:
             self.environment_pool.close_instances()
+            if self.engine is not None:
+                self.engine.weights.forget()  # the best model may have been loaded; the count of steps starts again
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """One micro-step: its token-budget micro-batches, a forward and a backward each."""
@@ -445,7 +482,7 @@ class TASPOTrainer(GRPOTrainer):
     def _play_evaluation(self, rows: list[dict[str, Any]]) -> EvaluationResult:
         args, collector = self.args, self.experience_maker.collector
         mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self._progress(len(mine) * self.num_generations_eval, "evaluation") as bar:
+        with self._progress(len(mine) * self.num_generations_eval, "evaluation") as bar, self._generating():
             result = evaluate_tasks(
                 mine,
                 policy=collector.policy,
@@ -536,6 +573,8 @@ class TASPOTrainer(GRPOTrainer):
         """Close environments, worker threads and the analyzer. May be called twice; do not train afterwards."""
         self.experience_maker.guidance.close()
         self.environment_pool.close()
+        if self.engine is not None:
+            self.engine.close()
         self.analyzer.close()
 
 

@@ -1,0 +1,96 @@
+"""Brings the policy's weights to the engine that generates: once per optimizer step, before the first generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+
+class WeightSink(Protocol):
+    """Where weights go."""
+
+    def load(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take all weights. Iterating is collective: every process does it, and to the end.
+
+        `parameters` may be iterated more than once.
+        """
+
+
+class WeightSync:
+    """Loads the weights into the engine when they have changed.
+
+    Args:
+        parameters (`Iterable`):
+            (name, tensor) of all weights, anew at each iteration.
+        sink (`WeightSink`):
+            Takes them.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], sink: WeightSink):
+        self._parameters = parameters
+        self._sink = sink
+        self._step: int | None = None
+
+    def before_generation(self, step: int) -> bool:
+        """Load the weights unless those of this optimizer step are loaded. Every process calls it at the same time.
+
+        Returns:
+            `bool`: whether weights were loaded.
+        """
+        if step == self._step:
+            return False
+        self._step = None  # a load that fails leaves the engine with neither the old weights nor the new
+        self._sink.load(self._parameters)
+        self._step = step
+        return True
+
+    def forget(self) -> None:
+        """Load at the next generation in any case: the engine lost its weights, or the step count starts again."""
+        self._step = None
+
+
+class ServerWeights:
+    """Streams weights to a vLLM server through TRL's client, from the main process.
+
+    Args:
+        client (*optional*):
+            TRL's `VLLMClient` with an open weight-transfer group; None on the other processes.
+    """
+
+    def __init__(self, client: Any | None):
+        self._client = client
+        self._metadata: list[tuple[str, str, list[int]]] | None = None
+
+    def load(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if self._metadata is None:
+            # The server wants to know every tensor before the first one comes; names and shapes never change.
+            self._metadata = [(name, _dtype_name(param), list(param.shape)) for name, param in parameters]
+        if self._client is None:
+            for _ in parameters:
+                pass
+            return
+        self._client.update_named_params(self._metadata, _checked(parameters, self._metadata))
+        self._client.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Leave the weight-transfer group."""
+        if self._client is not None:
+            self._client.close_communicator()
+            self._client.session.close()
+
+
+def _checked(
+    parameters: Iterable[tuple[str, torch.Tensor]], metadata: list[tuple[str, str, list[int]]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters, in the order that was announced: the server tells tensors apart by nothing else."""
+    for (name, param), announced in zip(parameters, metadata, strict=True):
+        found = (name, _dtype_name(param), list(param.shape))
+        if found != announced:
+            raise RuntimeError(f"The weight {found} was announced to the vLLM server as {announced}.")
+        yield name, param
+
+
+def _dtype_name(param: torch.Tensor) -> str:
+    return str(param.dtype).removeprefix("torch.")
