@@ -1,0 +1,137 @@
+"use strict";
+
+/* Opens the data, shows the view that the address names, and listens to the keyboard. */
+const main = (() => {
+  const { h } = dom;
+  async function start() {
+    if (typeof DecompressionStream === "undefined")
+      throw new Error("This browser is too old for this page: it lacks DecompressionStream (2023).");
+    const index = await store.open();
+    const distances = index.rows.weights.flatMap((weights) => weights.map((weight) => Math.abs(weight - 100)));
+    words.scaleTo(distances.reduce((widest, one) => Math.max(widest, one), 0) / 100);
+    dom.byId("run-name").textContent = index.name;
+    dom.byId("nav-trajectories").append(h("span.quiet", ` ${index.rows.key.length.toLocaleString("en")}`));
+    dom.byId("help-button").addEventListener("click", () => dom.byId("help").showModal());
+    document.addEventListener("keydown", press);
+    list.build(dom.byId("list"));
+    dom.byId("status").hidden = true;
+    await router.start((state) => render(state).catch(report));
+    document.documentElement.dataset.ready = performance.now().toFixed(0);
+  }
+
+  /** Shows what the address names; unknown names lead to the list. */
+  async function render(state) {
+    const row = state.has("trajectory")
+      ? store.rowOf(state.get("trajectory"))
+      : router.isEmbedded && !state.has("siblings")
+        ? store.index.opened
+        : undefined;
+    const group = state.has("siblings") ? store.groupOf(state.get("siblings")) : -1;
+    const view =
+      group >= 0
+        ? "siblings"
+        : row !== undefined
+          ? "trajectories"
+          : (state.get("view") ?? (state.has("trajectory") ? "trajectories" : "overview"));
+    for (const name of ["overview", "trajectories", "siblings"]) dom.byId(name).hidden = name !== view;
+    mark("nav-overview", view === "overview");
+    mark("nav-trajectories", view !== "overview");
+    dom.byId("detail").hidden = row === undefined;
+    dom.byId("trajectories").classList.toggle("is-open", row !== undefined);
+    list.fold(row !== undefined);
+    if (row === undefined) trajectory.close();
+    if (view === "overview") overview.show(dom.byId("overview"));
+    if (view === "siblings") await siblings.show(dom.byId("siblings"), group, state);
+    if (view !== "overview" && !router.isEmbedded) await list.show(state, row ?? null);
+    if (view === "trajectories" && row !== undefined) await trajectory.show(dom.byId("detail"), row, state);
+  }
+
+  function mark(id, isCurrent) {
+    const link = dom.byId(id);
+    if (isCurrent) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+
+  // ---- keyboard --------------------------------------------------------------------------------------------------
+
+  const KEYS = {
+    j: () => step(1),
+    k: () => step(-1),
+    n: () => stepTurn(1),
+    p: () => stepTurn(-1),
+    g: toggleSiblings,
+    l: () => dom.byId("trajectories").classList.toggle("is-alone"),
+    o: () => router.go({ view: "overview" }),
+    "/": search,
+    "?": () => dom.byId("help").showModal(),
+    Escape: close,
+  };
+
+  function press(event) {
+    if (event.metaKey || event.ctrlKey || event.altKey || dom.byId("help").open) return;
+    const isTyping = event.target.matches?.("input, select, textarea");
+    if (isTyping && event.key === "Escape") event.target.blur();
+    if (isTyping || !Object.hasOwn(KEYS, event.key)) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  }
+
+  /** To the next (1) or previous (-1) trajectory of the list, or group in the view of groups. */
+  function step(way) {
+    const order = router.isEmbedded ? store.rows.key.map((_, row) => row) : list.found;
+    const { state } = router;
+    if (state.has("siblings")) {
+      const groups = [...new Set(order.map((row) => store.rows.group[row]))];
+      const next = groups[groups.indexOf(store.groupOf(state.get("siblings"))) + way];
+      if (next !== undefined) router.go({ siblings: store.index.groups.key[next] }, true);
+      return;
+    }
+    const now = order.indexOf(trajectory.shown);
+    const next = order[now < 0 ? 0 : now + way];
+    if (next !== undefined) router.go({ trajectory: store.rows.key[next] }, trajectory.shown !== null);
+  }
+
+  function stepTurn(way) {
+    if (trajectory.shown === null) return;
+    const { state } = router;
+    const now = trajectory.turnOf(state) ?? -1;
+    const turn = Math.max(0, Math.min(store.rows.turns[trajectory.shown] - 1, now + way));
+    router.go({ trajectory: store.rows.key[trajectory.shown], turn }, true);
+  }
+
+  let left = null; // the trajectory from which the view of the group was opened
+
+  function toggleSiblings() {
+    const { state } = router;
+    if (state.has("siblings")) {
+      const [first] = store.membersOf(store.groupOf(state.get("siblings")));
+      const isFromHere = left !== null && store.rows.group[left] === store.rows.group[first];
+      router.go({ trajectory: store.rows.key[isFromHere ? left : first] });
+    } else if (trajectory.shown !== null) {
+      left = trajectory.shown;
+      router.go({ siblings: store.index.groups.key[store.rows.group[left]] });
+    }
+  }
+
+  function search() {
+    if (dom.byId("trajectories").hidden) router.go({ view: "trajectories" });
+    dom.byId("trajectories").classList.remove("is-alone");
+    requestAnimationFrame(() => dom.byId("search-field")?.select());
+  }
+
+  function close() {
+    const { state } = router;
+    if (state.has("siblings")) toggleSiblings();
+    else if (trajectory.shown !== null) router.go({ view: "trajectories" });
+  }
+
+  function report(error) {
+    dom.byId("status").hidden = false;
+    dom.byId("status").textContent = `This could not be shown. ${error.message}`;
+    throw error;
+  }
+
+  start().catch(report);
+
+  return { step };
+})();

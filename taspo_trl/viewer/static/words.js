@@ -1,0 +1,101 @@
+"use strict";
+
+/* Numbers and codes as people read them, and the colour of a weight. */
+const words = (() => {
+  const MINUS = "\u2212";
+  const REASONS = {
+    weighted: "weights moved",
+    "not recorded": "not recorded",
+    zero_advantage: "advantage is 0",
+    no_other_success: "no other success in the group",
+    infrastructure: "ended by infrastructure",
+    fewer_than_two_candidates: "fewer than two turns with an action",
+    fewer_than_two_scorable_turns: "fewer than two scorable turns",
+    fewer_than_two_scorable_tokens: "fewer than two scorable tokens",
+    time_budget: "the analyzer was too late",
+    no_construction: "no guidance in this run",
+    empty_mask: "the action could not be located in the reply",
+    no_reply: "no reply",
+    no_splice_index: "no place for guidance in the prompt",
+    over_window: "longer than the model's window",
+    non_finite: "a log-probability is not finite",
+    solved: "solved",
+    failed: "failed",
+    env_truncated: "cut by the environment",
+    max_turns: "limit of turns",
+    max_episode_tokens: "limit of tokens",
+    prompt_too_long: "prompt too long",
+    env_error: "environment raised",
+    env_timeout: "environment timed out",
+    env_died: "environment died",
+    generation_error: "generation failed",
+    service_error: "service failed",
+    reward_error: "no reward",
+  };
+  let span = 0.4; // |w - 1| at which the colour is full
+
+  /** A reason code as words; what stands behind a colon stays. */
+  function reason(code) {
+    const [head, ...rest] = code.split(":");
+    return [REASONS[head] ?? head.replaceAll("_", " "), ...rest].join(":");
+  }
+
+  /** A number with a fixed count of digits; a dash for none. */
+  function fixed(value, digits) {
+    return value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", MINUS);
+  }
+
+  function signed(value, digits) {
+    if (value === null || value === undefined) return "–";
+    const rounded = Number(value.toFixed(digits));
+    return rounded > 0 ? `+${fixed(rounded, digits)}` : fixed(rounded, digits).replace(/^\u2212(?=0\.?0*$)/, "");
+  }
+
+  /** A number of any size in few characters. */
+  function short(value) {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2).replaceAll("-", MINUS);
+    return (size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)))).replace(
+      "-",
+      MINUS,
+    );
+  }
+
+  /** Seconds, to what one can tell apart in a step. */
+  const seconds = (value) => fixed(value, Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 1 ? 1 : 2);
+  const percent = (value, digits = 1) => (value === null ? "–" : `${fixed(100 * value, digits)} %`);
+  /** A share at an axis: as many digits as tell neighbours apart. */
+  const percentTick = (value, distance) =>
+    percent(value, Number.isInteger(Number((100 * distance).toPrecision(6))) ? 0 : 1);
+  const count = (value, name, plural = `${name}s`) => `${value.toLocaleString("en")} ${value === 1 ? name : plural}`;
+
+  /** The widest distance of a weight from 1 in this run decides what a full colour means. */
+  function scaleTo(widest) {
+    span = Math.max(0.05, widest);
+  }
+
+  /** The background of a weight: blue above 1, amber below, none at 1. */
+  function weightColour(weight) {
+    if (weight === null || weight === undefined) return "var(--unknown)";
+    const share = Math.min(1, Math.abs(weight - 1) / span);
+    const side = weight > 1 ? "var(--heavy)" : "var(--light)";
+    return `color-mix(in oklab, ${side} ${(share * 100).toFixed(0)}%, var(--neutral))`;
+  }
+
+  return {
+    reason,
+    fixed,
+    signed,
+    short,
+    seconds,
+    percent,
+    percentTick,
+    count,
+    scaleTo,
+    weightColour,
+    get span() {
+      return span;
+    },
+  };
+})();
