@@ -33,6 +33,8 @@ class VLLMEngine:
     """Tokens of prompt and reply together."""
     check: Callable[[], object] = _nothing
     """Raises when the engine is not there any more, or not the one of before."""
+    check_unchanged: Callable[[], None] = _nothing
+    """Raises when what was generated may come from other weights."""
     wake: Callable[[], None] = _nothing
     rest: Callable[[], None] = _nothing
     """Give up what is unfinished, and memory that is needed for generation only."""
@@ -49,6 +51,7 @@ class VLLMEngine:
         self.wake()
         try:
             yield
+            self.check_unchanged()
         finally:
             self.rest()
 
@@ -117,7 +120,13 @@ def _make_server_engine(
         server.close()
 
     return VLLMEngine(
-        policy, WeightSync(parameters, sink), facts.max_model_length, server.check, rest=policy.abandon, close=close
+        policy,
+        WeightSync(parameters, sink),
+        facts.max_model_length,
+        check=server.check,
+        check_unchanged=server.check_unchanged,
+        rest=policy.abandon,
+        close=close,
     )
 
 

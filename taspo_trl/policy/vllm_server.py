@@ -87,6 +87,11 @@ class VLLMServer:
         self.refuse_another(found)
         return found
 
+    def check_unchanged(self) -> None:
+        """Raise [`~taspo_trl.errors.ServiceError`] if another server answers now; one that is gone is no news."""
+        with contextlib.suppress(HTTPFailure):
+            self.refuse_another(self.client.start(self.read_facts(_PROBE_SECONDS)).result())
+
     def refuse_another(self, found: ServerFacts) -> None:
         """Raise [`~taspo_trl.errors.ServiceError`] for a server that is not the one of before."""
         known = self.facts
@@ -242,33 +247,49 @@ class VLLMServerPolicy:
         """Send the request, again after a failure that may pass. Seeds make a repeat the same reply."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
+                if batch.is_suspect:
+                    await self._look_again(batch)
                 return await self._server.client.post("/v1/completions", body)
             except HTTPFailure as failure:
                 if not failure.is_temporary:
                     raise
-                if failure.kind == "connection":
-                    await self._probe(batch, is_last=attempt == _ATTEMPTS)
+                batch.is_suspect |= failure.kind == "connection"
                 if attempt == _ATTEMPTS:
+                    await self._judge(batch, failure)
                     raise
             await asyncio.sleep(_BACKOFF_SECONDS * 2 ** (attempt - 1) * self._jitter.uniform(0.75, 1.25))
             batch.raise_fault()
         raise AssertionError("unreachable")
 
-    async def _probe(self, batch: _Batch, is_last: bool) -> None:
-        """After a lost connection: give the server up if it is another one, or gone for good."""
-        if batch.probe is None or batch.probe.done():  # one look for all that lost their connections
-            batch.probe = asyncio.ensure_future(self._server.read_facts(_PROBE_SECONDS))
+    async def _look_again(self, batch: _Batch) -> None:
+        """After a lost connection: nothing more is sent until the server of before has answered.
+
+        Raises:
+            HTTPFailure: nobody answers, for now.
+            ServiceError: another server answers.
+        """
+        if batch.look is None or batch.look.done():  # one look for all that lost their connections
+            batch.look = asyncio.ensure_future(self._server.read_facts(_PROBE_SECONDS))
+        found = await asyncio.shield(batch.look)
         try:
-            self._server.refuse_another(await asyncio.shield(batch.probe))
-        except HTTPFailure as failure:
-            if is_last:
-                batch.give_up(
-                    f"The vLLM server at {self._server.url} is gone: {failure}. See its log; start it again and "
-                    "resume from the last checkpoint."
-                )
+            self._server.refuse_another(found)
         except ServiceError as error:
             batch.give_up(str(error))
-        batch.raise_fault()
+            raise
+        batch.is_suspect = False
+
+    async def _judge(self, batch: _Batch, failure: HTTPFailure) -> None:
+        """After the last attempt: was it this request, or is the server gone for all?"""
+        if failure.kind != "connection":
+            return
+        try:
+            await self._look_again(batch)
+        except HTTPFailure as error:
+            batch.give_up(
+                f"The vLLM server at {self._server.url} is gone: {error}. See its log; start it again and resume "
+                "from the last checkpoint."
+            )
+            batch.raise_fault()
 
 
 class _Batch:
@@ -277,7 +298,9 @@ class _Batch:
     def __init__(self) -> None:
         self.last_answer = float("-inf")
         """When the server last answered a request (loop time)."""
-        self.probe: asyncio.Future[ServerFacts] | None = None
+        self.is_suspect = False
+        """Whether a connection was lost and the server has not been seen since."""
+        self.look: asyncio.Future[ServerFacts] | None = None
         self._fault = ""
 
     def give_up(self, reason: str) -> None:
