@@ -56,7 +56,10 @@ class EngineParameters(VLLMGeneration):
             else:
                 if id(param) not in merged:
                     merged |= self._merge(layers)
-                yield plain, merged.pop(id(param))
+                value = merged.pop(id(param))
+                if value.is_cuda:  # it was made on the stream of the layer's first tensor, which may be another
+                    value.record_stream(torch.cuda.current_stream(value.device))
+                yield plain, value
 
     def _adapted_layers(self) -> dict[int, list[BaseTunerLayer]]:
         """id of a base parameter -> the adapter layers around it, the outermost first."""
@@ -85,6 +88,8 @@ class EngineParameters(VLLMGeneration):
                             layer.unmerge()
                 for param, kept in zip(base, bits, strict=True):
                     param.data.copy_(kept)  # adding and subtracting an update leaves rounding behind
+                if torch.cuda.is_available():
+                    torch.cuda.current_stream().synchronize()  # vLLM's broadcast reads on several streams in turn
 
     def _whole(self, tensor: Any) -> torch.Tensor:
         """All of a tensor that FSDP2 may have sharded."""

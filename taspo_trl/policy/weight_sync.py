@@ -42,6 +42,8 @@ class WeightSync:
         if step == self._step:
             return False
         self._step = None  # a load that fails leaves the engine with neither the old weights nor the new
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the update may still be under way, and vLLM reads on streams of its own
         self._sink.load(self._parameters)
         self._step = step
         return True

@@ -62,7 +62,7 @@ def http_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("taspo-vllm")]
 
 
-# ---- what is generated -----------------------------------------------------------------------------------------------
+# ---- what is generated ----------------------------------------------------------------------------------------------
 
 
 def test_reply_holds_the_servers_ids_and_log_probabilities(started):
@@ -141,7 +141,7 @@ def test_every_submitted_request_is_answered_once(started):
     assert len(fake.requests) == 200
 
 
-# ---- one request fails -----------------------------------------------------------------------------------------------
+# ---- one request fails ----------------------------------------------------------------------------------------------
 
 
 def faulty(fault):
@@ -213,7 +213,7 @@ def test_a_request_that_hangs_ends_within_its_time_while_others_are_answered(sta
     assert policy.submit(request("good")).result(5).reply_ids
 
 
-# ---- the server fails ------------------------------------------------------------------------------------------------
+# ---- the server fails -----------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_hangs_is_given_up_once_not_for_every_request(started):
@@ -290,7 +290,7 @@ def test_a_server_without_development_endpoints_can_generate(started):
     assert policy.submit(request()).result(5).reply_ids
 
 
-# ---- start and end ---------------------------------------------------------------------------------------------------
+# ---- start and end --------------------------------------------------------------------------------------------------
 
 
 def test_nothing_on_the_port_fails_within_the_time_out_with_address_and_remedy():

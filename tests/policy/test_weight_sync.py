@@ -181,7 +181,7 @@ def test_the_frozen_reference_adapter_is_not_sent(accelerator):
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
-# ---- when ------------------------------------------------------------------------------------------------------------
+# ---- when -----------------------------------------------------------------------------------------------------------
 
 
 class Sink:
