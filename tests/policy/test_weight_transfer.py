@@ -1,4 +1,4 @@
-"""Opening the weight-transfer group: refusing, silent and gone servers end it in time, nothing stays behind (NBK-2)."""
+"""Opening the weight-transfer group: refusing, silent or gone servers end it in time, nothing stays behind (NBK-2)."""
 
 from __future__ import annotations
 
