@@ -129,6 +129,14 @@ def test_steps_get_equal_numbers_of_rows_and_processes_similar_numbers_of_tokens
         assert max(loads) - min(loads) <= max(mine, default=0)
 
 
+def test_longest_rows_are_dealt_first_by_hand():
+    # 4 -> first bin, 3 -> second, 2 -> second (3 < 4), then 1 -> first (4 < 5): 5 and 5 tokens.
+    assert deal_rows([1, 2, 3, 4], 1, 1, 2, seed=0) == [[[[0, 3], [1, 2]]]]
+    assert deal_rows([1, 2, 3, 4], 1, 2, 1, seed=0) == [[[[0, 3]], [[1, 2]]]]
+    # Six bins in the order (micro-step, process).
+    assert deal_rows([6, 5, 4, 3, 2, 1], 1, 2, 3, seed=0) == [[[[0], [1], [2]], [[3], [4], [5]]]]
+
+
 @given(deals)
 def test_deal_depends_on_nothing_but_its_arguments(arguments):
     assert deal_rows(**arguments) == deal_rows(**arguments)
