@@ -40,11 +40,11 @@ def test_calls_run_in_the_order_of_submission():
 
 def test_no_more_threads_than_workers_and_none_without_work(gate):
     with no_new_threads():
-        pool = DaemonPool(3, "taspo-x")
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("taspo-x")]
+        pool = DaemonPool(3, "taspo-few")
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("taspo-few")]
         for _ in range(10):
             pool.submit(gate.wait)
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith("taspo-x")]
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("taspo-few")]
         assert len(threads) == 3 and all(thread.daemon for thread in threads)
         pool.retire()
         gate.set()

@@ -615,6 +615,7 @@ def test_a_secret_shows_itself_to_nobody():
     secret = Secret(KEY)
     assert secret.reveal() == KEY and bool(secret) and not Secret()
     assert "CANARY" not in repr(secret) + str(secret) + f"{secret}" + pickle.dumps(secret).decode("latin-1")
+    assert not [name for name in Secret.__slots__ if isinstance(getattr(secret, name), str | bytes)]
     assert not pickle.loads(pickle.dumps(secret))
     assert copy.copy(secret) is secret and copy.deepcopy({"a": secret})["a"] is secret
 

@@ -1,0 +1,383 @@
+"""What an analyzer behind LiteLLM costs: time that a training step waits for it, and calls and tokens per group.
+
+    OMP_NUM_THREADS=1 python benchmarks/analyzer.py [--only visible|calls]
+
+- visible: training steps with a local endpoint that answers at once and one that takes 2 s a call. Hideable is the
+  smaller of the analyzer's wall time at 4 workers and the step's other work from the first eligible group's end on
+  (rollout, plain log-probabilities); the table says which share of it stayed visible.
+- calls: calls and tokens for one group of 4, 8 and 16 household trajectories, half of them successes.
+
+The endpoint runs in a process of its own and answers as the embedded analyzer does. Prints tables and writes
+`benchmarks/results/analyzer.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import logging
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from common import save
+from rich.console import Console
+from rich.table import Table
+
+
+DELAYS = (0.0, 2.0)
+BATCHES = ((4, 4), (8, 8))  # tasks, generations
+GROUP_SIZES = (4, 8, 16)
+WORKERS = 4
+
+
+# ---- the endpoint --------------------------------------------------------------------------------------------------
+
+
+def serve(delay: float) -> None:
+    """Print the port, then answer until killed."""
+    from taspo_trl.analyzer.base import AnalyzerRequest
+    from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            payload = json.loads(json.loads(body)["messages"][1]["content"])
+            stage: Any = "extraction" if "trajectories" in payload else "alignment"
+            text = ExtractiveAnalyzer().complete(AnalyzerRequest(stage, "", payload)).text
+            time.sleep(delay)
+            usage = {
+                "prompt_tokens": len(body) // 4,
+                "completion_tokens": len(text) // 4,
+            }  # 4 characters or so a token
+            data = json.dumps(
+                {
+                    "id": "x",
+                    "object": "chat.completion",
+                    "created": 1,
+                    "model": "local",
+                    "choices": [
+                        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+                    ],
+                    "usage": {**usage, "total_tokens": sum(usage.values())},
+                }
+            ).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
+@contextmanager
+def endpoint(delay: float) -> Iterator[str]:
+    """The address of an endpoint in another process."""
+    process = subprocess.Popen([sys.executable, __file__, "--serve", str(delay)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---- visible time --------------------------------------------------------------------------------------------------
+
+ACTIONS = [f"go to place {k}" for k in range(60)]
+
+
+def make_tokenizer() -> Any:
+    """Every action is one token, so that a random policy acts: what it does is not measured here."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|pad|>", "<|unknown|>", "<|end|>"]
+    words = [*(f"<action>{action}</action>" for action in ACTIONS), "go", "to", "place", *map(str, range(60))]
+    words += [*"[].,:;-", *["Privileged", "Guidance", "End", "You", "are", "at", "and", "see", "thing", "find", "the"]]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: k for k, word in enumerate(dict.fromkeys([*special, *words]))}, "<|unknown|>")
+    )
+    pattern = Regex(r"<action>[^<]*</action>|<\|\w+\|>|\w+|[^\w\s]")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "removed", invert=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        unk_token="<|unknown|>",
+        eos_token="<|end|>",
+        padding_side="left",
+        chat_template="{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}",
+    )
+
+
+def make_environment() -> type:
+    """Episodes of 4 to 24 turns, the same for a group; every other one succeeds, whatever was done."""
+    from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
+
+    class Wander(TextEnvironment):
+        max_turns = 24
+        num_plays = 0
+
+        def reset(self, *, seed: int, **row: Any) -> ResetResult:
+            Wander.num_plays += 1
+            self.is_lucky = Wander.num_plays % 2 == 0
+            self.left = random.Random(seed).randint(4, 24)
+            return ResetResult("You are at place 0.", {"task": "find the thing at place 7"})
+
+        def step(self, action: str) -> StepResult:
+            self.left -= 1
+            is_over = self.left == 0
+            seen = " and ".join(f"thing {k} at place {k}" for k in range(12))
+            info = {"success": is_over and self.is_lucky}
+            return StepResult(f"You {action} and see {seen}.", float(is_over and self.is_lucky), is_over, False, info)
+
+        def close(self) -> None:
+            pass
+
+    return Wander
+
+
+def make_trainer(url: str, folder: str, num_tasks: int, num_generations: int) -> Any:
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from taspo_trl import TASPOConfig, TASPOTrainer
+    from taspo_trl.analyzer import LiteLLMAnalyzer
+
+    tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    args = TASPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        disable_tqdm=True,
+        num_generations=num_generations,
+        per_device_train_batch_size=num_tasks * num_generations // 2,
+        steps_per_generation=2,  # two updates from a batch: log pi_old is computed while the analyzer works
+        max_steps=6,
+        max_completion_length=16,
+        save_strategy="no",
+        save_trajectories="no",
+        logging_steps=1,
+        gradient_checkpointing=False,
+        analyzer_workers=WORKERS,
+    )
+    return TASPOTrainer(
+        LlamaForCausalLM(config),
+        args=args,
+        train_dataset=Dataset.from_list([{"task_id": str(k)} for k in range(64)]),
+        processing_class=tokenizer,
+        environment_factory=make_environment(),
+        analyzer=LiteLLMAnalyzer("hosted_vllm/local", api_base=url, cache=None),
+    )
+
+
+def measure_visible(url: str, num_tasks: int, num_generations: int) -> list[dict[str, float]]:
+    """One row for each rollout batch but the first, which also starts LiteLLM."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(url, folder, num_tasks, num_generations)
+        stage = trainer.experience_maker.guidance
+        submit, collect = stage.submit, stage.collect
+        groups: list[list[tuple[float, Any]]] = [[]]
+        visible: list[tuple[float, float]] = []  # (time when the step began to wait, seconds)
+
+        def noted_submit(group: Any) -> None:
+            groups[-1].append((time.monotonic(), group))
+            submit(group)
+
+        def noted_collect() -> Any:
+            started = time.monotonic()
+            batch = collect()
+            visible.append((started, batch.visible_seconds))
+            groups.append([])
+            return batch
+
+        stage.submit, stage.collect = noted_submit, noted_collect
+        trainer.train()
+        stage.submit, stage.collect = submit, collect
+        rows = []
+        for submitted, (waited_from, seconds) in list(zip(groups, visible, strict=False))[1:]:
+            alone = time.monotonic()
+            for _, group in submitted:
+                stage.submit(group)
+            batch = stage.collect()
+            alone = time.monotonic() - alone
+            overlap = waited_from - submitted[0][0]  # every group here is eligible
+            hideable = min(alone, overlap)
+            calls = len(batch.extractions) + sum(bool(one) for one in batch.guidance.values())
+            rows.append(
+                {
+                    "calls": float(calls),
+                    "analyzer_alone": alone,
+                    "overlap": overlap,
+                    "hideable": hideable,
+                    "visible": seconds,
+                    "visible_share": (seconds - (alone - hideable)) / hideable,
+                }
+            )
+        trainer.close()
+    return rows
+
+
+def report_visible(console: Console) -> list[dict[str, Any]]:
+    table = Table(title=f"Analyzer time in a training step, {WORKERS} workers (medians, seconds)")
+    columns = ("calls", "analyzer_alone", "overlap", "hideable", "visible", "visible_share")
+    for name in ("tasks x generations", "endpoint", *columns):
+        table.add_column(name, justify="right")
+    results = []
+    for num_tasks, num_generations in BATCHES:
+        for delay in DELAYS:
+            with endpoint(delay) as url:
+                rows = measure_visible(url, num_tasks, num_generations)
+            medians = {name: statistics.median(row[name] for row in rows) for name in columns}
+            results.append({"tasks": num_tasks, "generations": num_generations, "delay": delay, **medians})
+            shown = [f"{medians[name]:.2f}" for name in columns[1:-1]]
+            table.add_row(
+                f"{num_tasks} x {num_generations}",
+                f"{delay:g} s",
+                f"{medians['calls']:.0f}",
+                *shown,
+                f"{100 * medians['visible_share']:.1f} %",
+            )
+    console.print(table)
+    return results
+
+
+# ---- calls and tokens ----------------------------------------------------------------------------------------------
+
+
+def household_group(index: int, size: int) -> Any:
+    """Half of the members follow the plan, the others take random admissible actions."""
+    from taspo_trl.environments.household import HouseholdEnvironment, solve
+    from taspo_trl.types import StopReason, Trajectory, TrajectoryGroup, Turn
+
+    row = {"preset": "small", "split": "train", "index": index}
+    plan, members = solve(row), []
+    for k in range(size):
+        environment, rng, turns = HouseholdEnvironment("small"), random.Random(1000 * index + k), []
+        start = environment.reset(seed=0, **row)
+        observation, info, is_over = start.observation, start.info, False
+        # Successes look around before they follow the plan, so that not all are the same.
+        actions = iter([*["look"] * rng.randint(0, 2), *plan]) if k % 2 == 0 else None
+        while not is_over and len(turns) < 20:
+            action = next(actions, "look") if actions is not None else rng.choice(info["admissible_actions"])
+            result = environment.step(action)
+            turns.append(
+                Turn(
+                    (1, 2, 3, 4),
+                    (5,),
+                    "",
+                    action,
+                    (True,),
+                    observation,
+                    result.observation,
+                    bool(result.info["valid"]),
+                    splice_index=3,
+                )
+            )
+            observation, info, is_over = result.observation, result.info, result.terminated or result.truncated
+        success = info.get("success") is True
+        members.append(
+            Trajectory(
+                uid=f"g{index}-k{k}",
+                task=row,
+                task_text=start.info["task"],
+                family=start.info.get("family", "all"),
+                environment=None,
+                generation_idx=k,
+                turns=tuple(turns),
+                stop_reason=StopReason.SOLVED if success else StopReason.FAILED,
+                success=success,
+                opening=(),
+                environment_reward=float(success),
+                reward=float(success),
+            )
+        )
+    return TrajectoryGroup(f"g{index}", tuple(members))
+
+
+def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]:
+    from taspo_trl.analyzer import LiteLLMAnalyzer
+    from taspo_trl.analyzer.approximate import ApproximateTokenizer
+    from taspo_trl.analyzer.compose import Composer
+    from taspo_trl.analyzer.constructions import AlignedConstruction
+    from taspo_trl.guidance import GuidanceStage
+
+    table = Table(title="One household group (means)")
+    columns = ("successes", "calls", "prompt_tokens", "completion_tokens", "prompt_tokens_per_trajectory", "coverage")
+    for name in ("group size", *columns):
+        table.add_column(name.replace("_", " "), justify="right")
+    results = []
+    with endpoint(0.0) as url:
+        for size in GROUP_SIZES:
+            analyzer = LiteLLMAnalyzer("hosted_vllm/local", api_base=url, cache=None)
+            stage = GuidanceStage(AlignedConstruction(analyzer, Composer(ApproximateTokenizer())), WORKERS)
+            groups = [household_group(index, size) for index in range(num_groups)]
+            for group in groups:
+                stage.submit(group)
+            batch = stage.collect()
+            totals = analyzer.totals
+            stage.close()
+            analyzer.close()
+            result = {
+                "successes": statistics.mean(sum(t.success for t in group.trajectories) for group in groups),
+                "calls": totals.calls / num_groups,
+                "prompt_tokens": totals.prompt_tokens / num_groups,
+                "completion_tokens": totals.completion_tokens / num_groups,
+                "prompt_tokens_per_trajectory": totals.prompt_tokens / num_groups / size,
+                "coverage": sum(map(bool, batch.guidance.values())) / (num_groups * size),
+            }
+            results.append({"group_size": size, **result})
+            table.add_row(
+                str(size),
+                *(f"{result[name]:.2f}" if result[name] < 100 else f"{result[name]:,.0f}" for name in columns),
+            )
+    console.print(table)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["visible", "calls"])
+    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        serve(options.serve)
+        return
+    logging.disable(logging.WARNING)
+    console, results = Console(), {}
+    if options.only != "visible":
+        results["calls"] = report_calls(console)
+    if options.only != "calls":
+        results["visible"] = report_visible(console)
+    save("analyzer", results)
+
+
+if __name__ == "__main__":
+    main()
