@@ -31,6 +31,7 @@ class Page:
         self._read_fd, self._write_fd = read_fd, write_fd
         self._buffer = b""
         self._count = 0
+        self._url = ""
         self.events: list[dict[str, Any]] = []
         target = self._call("Target.createTarget", url="about:blank", session=None)["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True, session=None)["sessionId"]
@@ -41,10 +42,16 @@ class Page:
 
     def open(self, url: str, timeout: float = 60.0) -> float:
         """Load a page until it says `data-ready`; returns the seconds since the navigation, the browser's clock."""
-        self.events.clear()
-        self._call("Page.navigate", url=url)
+        self.visit(url)
         self.wait("document.documentElement?.dataset.ready !== undefined", timeout)
         return float(self.run("document.documentElement.dataset.ready")) / 1000
+
+    def visit(self, url: str) -> None:
+        """Go to an address; one that differs in its hash alone does not load the page again."""
+        if url.split("#")[0] != self._url.split("#")[0]:
+            self.events.clear()
+        self._url = url
+        self._call("Page.navigate", url=url)
 
     def run(self, expression: str) -> Any:
         """The JSON value of a JavaScript expression; promises are awaited."""
@@ -176,6 +183,10 @@ def chromium(folder: Path) -> Iterator[Page]:
     try:
         yield Page(answer_read, command_write)
     finally:
+        with suppress(OSError):
+            os.write(command_write, b'{"id": 0, "method": "Browser.close"}\0')
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)

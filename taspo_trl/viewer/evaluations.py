@@ -22,7 +22,8 @@ def load_evaluations(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], list[
             name, step = _name_and_step(path, result)
             found.append((name, step, result, _summary(result)))
         except (ConfigurationError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
-            notes.append(f"{path.name} is not shown: {error}")
+            # A page may be passed on; where its run lay is nobody's business.
+            notes.append(f"{path.name} is not shown: {str(error).replace(str(path), path.name)}")
     found.sort(key=lambda one: (one[0], -1 if one[1] is None else one[1]))
     first: dict[str, EvaluationResult] = {}
     shown = []

@@ -9,7 +9,11 @@
  */
 const guidance = (() => {
   const { h } = dom;
-  const FIELDS = { pre: "saw", action: "did", post: "got", task: "task" };
+  const FIELDS = new Map([
+    ["pre", "saw"],
+    ["action", "did"],
+    ["post", "got"],
+  ]);
   const SOURCES_SHOWN = 2;
 
   /** The panel of a trajectory. */
@@ -72,7 +76,7 @@ const guidance = (() => {
         place:
           support.field === "task"
             ? "here · task"
-            : `here · turn ${support.turn ?? "?"} · ${FIELDS[support.field] ?? support.field}`,
+            : `here · turn ${support.turn ?? "?"} · ${FIELDS.get(support.field) ?? support.field}`,
       }),
     );
     return h(
@@ -122,7 +126,7 @@ const guidance = (() => {
             text: source[field],
             mark: `${at.member ? "e" : "x"}${position}.${k}.${field}`,
             row: sibling?.row,
-            place: FIELDS[field],
+            place: FIELDS.get(field),
           }),
         ),
     );

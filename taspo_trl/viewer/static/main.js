@@ -3,6 +3,8 @@
 /* Opens the data, shows the view that the address names, and listens to the keyboard. */
 const main = (() => {
   const { h } = dom;
+  const VIEWS = ["overview", "trajectories", "siblings"];
+
   async function start() {
     if (typeof DecompressionStream === "undefined")
       throw new Error("This browser is too old for this page: it lacks DecompressionStream (2023).");
@@ -19,21 +21,19 @@ const main = (() => {
     document.documentElement.dataset.ready = performance.now().toFixed(0);
   }
 
-  /** Shows what the address names; unknown names lead to the list. */
+  /** The row of the trajectory that the address names; undefined when it names none. */
+  function opened() {
+    const { state } = router;
+    if (state.has("trajectory")) return store.rowOf(state.get("trajectory"));
+    return router.isEmbedded && !state.has("siblings") ? store.index.opened : undefined;
+  }
+
+  /** Shows what the address names; an unknown trajectory leads to the list, an unknown view to the overview. */
   async function render(state) {
-    const row = state.has("trajectory")
-      ? store.rowOf(state.get("trajectory"))
-      : router.isEmbedded && !state.has("siblings")
-        ? store.index.opened
-        : undefined;
+    const row = opened();
     const group = state.has("siblings") ? store.groupOf(state.get("siblings")) : -1;
-    const view =
-      group >= 0
-        ? "siblings"
-        : row !== undefined
-          ? "trajectories"
-          : (state.get("view") ?? (state.has("trajectory") ? "trajectories" : "overview"));
-    for (const name of ["overview", "trajectories", "siblings"]) dom.byId(name).hidden = name !== view;
+    const view = viewOf(state, row, group);
+    for (const name of VIEWS) dom.byId(name).hidden = name !== view;
     mark("nav-overview", view === "overview");
     mark("nav-trajectories", view !== "overview");
     dom.byId("detail").hidden = row === undefined;
@@ -44,6 +44,12 @@ const main = (() => {
     if (view === "siblings") await siblings.show(dom.byId("siblings"), group, state);
     if (view !== "overview" && !router.isEmbedded) await list.show(state, row ?? null);
     if (view === "trajectories" && row !== undefined) await trajectory.show(dom.byId("detail"), row, state);
+  }
+
+  function viewOf(state, row, group) {
+    if (group >= 0) return "siblings";
+    if (row !== undefined || state.has("trajectory") || state.has("siblings")) return "trajectories";
+    return state.get("view") === "trajectories" ? "trajectories" : "overview";
   }
 
   function mark(id, isCurrent) {
@@ -86,17 +92,18 @@ const main = (() => {
       if (next !== undefined) router.go({ siblings: store.index.groups.key[next] }, true);
       return;
     }
-    const now = order.indexOf(trajectory.shown);
+    const row = opened();
+    const now = order.indexOf(row);
     const next = order[now < 0 ? 0 : now + way];
-    if (next !== undefined) router.go({ trajectory: store.rows.key[next] }, trajectory.shown !== null);
+    if (next !== undefined) router.go({ trajectory: store.rows.key[next] }, row !== undefined);
   }
 
   function stepTurn(way) {
-    if (trajectory.shown === null) return;
-    const { state } = router;
-    const now = trajectory.turnOf(state) ?? -1;
-    const turn = Math.max(0, Math.min(store.rows.turns[trajectory.shown] - 1, now + way));
-    router.go({ trajectory: store.rows.key[trajectory.shown], turn }, true);
+    const row = opened();
+    if (row === undefined) return;
+    const now = trajectory.turnOf(router.state) ?? -1;
+    const turn = Math.max(0, Math.min(store.rows.turns[row] - 1, now + way));
+    router.go({ trajectory: store.rows.key[row], turn }, true);
   }
 
   let left = null; // the trajectory from which the view of the group was opened
@@ -107,8 +114,8 @@ const main = (() => {
       const [first] = store.membersOf(store.groupOf(state.get("siblings")));
       const isFromHere = left !== null && store.rows.group[left] === store.rows.group[first];
       router.go({ trajectory: store.rows.key[isFromHere ? left : first] });
-    } else if (trajectory.shown !== null) {
-      left = trajectory.shown;
+    } else if (opened() !== undefined) {
+      left = opened();
       router.go({ siblings: store.index.groups.key[store.rows.group[left]] });
     }
   }
@@ -122,7 +129,7 @@ const main = (() => {
   function close() {
     const { state } = router;
     if (state.has("siblings")) toggleSiblings();
-    else if (trajectory.shown !== null) router.go({ view: "trajectories" });
+    else if (opened() !== undefined) router.go({ view: "trajectories" });
   }
 
   function report(error) {

@@ -35,17 +35,17 @@ const router = (() => {
     move(`#${next}`, true);
   }
 
+  /** At once, so that a second key finds the place of the first. */
   function move(hash, isReplacing) {
-    if (isEmbedded) {
-      state = new URLSearchParams(hash.slice(1));
-      listener(state);
-    } else if (isReplacing) location.replace(hash);
-    else location.hash = hash;
+    state = new URLSearchParams(hash.slice(1));
+    if (!isEmbedded) history[isReplacing ? "replaceState" : "pushState"](null, "", hash);
+    listener(state);
   }
 
   /** Calls `render` with the state, now and after each change; gives what the first call gives. */
   function start(render) {
     listener = render;
+    // The browser's back and forward, and addresses that are typed in.
     addEventListener("hashchange", () => {
       state = new URLSearchParams(location.hash.slice(1));
       listener(state);

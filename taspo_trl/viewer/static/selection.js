@@ -5,7 +5,11 @@ const selection = (() => {
   /** Filters by exact value: address name -> column of the index. */
   const EXACT = { family: "family", environment: "environment", outcome: "outcome", stop: "stop", credit: "credit" };
   const FILTERS = ["q", "steps", "rollout", "group", "guided", ...Object.keys(EXACT)];
-  const GUIDED = { yes: true, no: false, unknown: null };
+  const GUIDED = new Map([
+    ["yes", true],
+    ["no", false],
+    ["unknown", null],
+  ]);
   const OUTCOMES = ["success", "failure", "infrastructure", "unknown"];
 
   /** What a row is sorted by. */
@@ -32,17 +36,22 @@ const selection = (() => {
     for (const [name, column] of Object.entries(EXACT)) {
       if (state.has(name)) tests.push((row) => rows[column][row] === state.get(name));
     }
-    if (state.has("guided")) tests.push((row) => rows.guided[row] === GUIDED[state.get("guided")]);
+    if (state.has("guided")) tests.push((row) => rows.guided[row] === GUIDED.get(state.get("guided")));
     if (state.has("steps")) tests.push(within(rows.step, state.get("steps")));
     if (state.has("rollout")) tests.push(within(rows.rollout, state.get("rollout")));
     if (state.has("group")) tests.push((row) => groups.key[rows.group[row]].startsWith(state.get("group")));
     if (state.has("q")) {
       const texts = await store.searchable();
-      const terms = state.get("q").toLowerCase().split(/\s+/).filter(Boolean);
+      const terms = termsOf(state.get("q").toLowerCase());
       tests.push((row) => terms.every((term) => texts[row].includes(term)));
     }
     const found = rows.key.map((_, row) => row).filter((row) => tests.every((test) => test(row)));
     return sorted(found, state.get("sort") ?? "");
+  }
+
+  /** Words and "phrases in quotes"; a row must hold all of them. */
+  function termsOf(text) {
+    return (text.match(/"[^"]+"|\S+/g) ?? []).map((term) => term.replace(/^"(.+)"$/, "$1"));
   }
 
   /** `12` or `10-20`, open at either side. */
@@ -56,8 +65,9 @@ const selection = (() => {
 
   /** `name` upwards, `-name` downwards; rows without a value come last, equal ones keep the order of the run. */
   function sorted(found, sort) {
-    const value = ORDERS[sort.replace(/^-/, "")];
-    if (!value) return found;
+    const name = sort.replace(/^-/, "");
+    if (!Object.hasOwn(ORDERS, name)) return found;
+    const value = ORDERS[name];
     const sign = sort.startsWith("-") ? -1 : 1;
     return found
       .map((row) => [value(row), row])

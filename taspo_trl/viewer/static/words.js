@@ -3,41 +3,43 @@
 /* Numbers and codes as people read them, and the colour of a weight. */
 const words = (() => {
   const MINUS = "\u2212";
-  const REASONS = {
-    weighted: "weights moved",
-    "not recorded": "not recorded",
-    zero_advantage: "advantage is 0",
-    no_other_success: "no other success in the group",
-    infrastructure: "ended by infrastructure",
-    fewer_than_two_candidates: "fewer than two turns with an action",
-    fewer_than_two_scorable_turns: "fewer than two scorable turns",
-    fewer_than_two_scorable_tokens: "fewer than two scorable tokens",
-    time_budget: "the analyzer was too late",
-    no_construction: "no guidance in this run",
-    empty_mask: "the action could not be located in the reply",
-    no_reply: "no reply",
-    no_splice_index: "no place for guidance in the prompt",
-    over_window: "longer than the model's window",
-    non_finite: "a log-probability is not finite",
-    solved: "solved",
-    failed: "failed",
-    env_truncated: "cut by the environment",
-    max_turns: "limit of turns",
-    max_episode_tokens: "limit of tokens",
-    prompt_too_long: "prompt too long",
-    env_error: "environment raised",
-    env_timeout: "environment timed out",
-    env_died: "environment died",
-    generation_error: "generation failed",
-    service_error: "service failed",
-    reward_error: "no reward",
-  };
+  const REASONS = new Map(
+    Object.entries({
+      weighted: "weights moved",
+      "not recorded": "not recorded",
+      zero_advantage: "advantage is 0",
+      no_other_success: "no other success in the group",
+      infrastructure: "ended by infrastructure",
+      fewer_than_two_candidates: "fewer than two turns with an action",
+      fewer_than_two_scorable_turns: "fewer than two scorable turns",
+      fewer_than_two_scorable_tokens: "fewer than two scorable tokens",
+      time_budget: "the analyzer was too late",
+      no_construction: "no guidance in this run",
+      empty_mask: "the action could not be located in the reply",
+      no_reply: "no reply",
+      no_splice_index: "no place for guidance in the prompt",
+      over_window: "longer than the model's window",
+      non_finite: "a log-probability is not finite",
+      solved: "solved",
+      failed: "failed",
+      env_truncated: "cut by the environment",
+      max_turns: "limit of turns",
+      max_episode_tokens: "limit of tokens",
+      prompt_too_long: "prompt too long",
+      env_error: "environment raised",
+      env_timeout: "environment timed out",
+      env_died: "environment died",
+      generation_error: "generation failed",
+      service_error: "service failed",
+      reward_error: "no reward",
+    }),
+  );
   let span = 0.4; // |w - 1| at which the colour is full
 
   /** A reason code as words; what stands behind a colon stays. */
   function reason(code) {
     const [head, ...rest] = code.split(":");
-    return [REASONS[head] ?? head.replaceAll("_", " "), ...rest].join(":");
+    return [REASONS.get(head) ?? head.replaceAll("_", " "), ...rest].join(":");
   }
 
   /** A number with a fixed count of digits; a dash for none. */
@@ -55,7 +57,8 @@ const words = (() => {
   function short(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2).replaceAll("-", MINUS);
+    if (size !== 0 && (size < 0.001 || size >= 1e6))
+      return Number(value.toPrecision(3)).toExponential().replaceAll("-", MINUS);
     return (size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)))).replace(
       "-",
       MINUS,
