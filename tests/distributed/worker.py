@@ -1,0 +1,84 @@
+"""One process of a distributed test: trains a tiny model on scripted rollouts and leaves what it saw in a file.
+
+    torchrun --nproc_per_node 2 -m tests.distributed.worker '{"output": ..., "scenario": ...}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
+from tests import tiny
+from tests.test_trainer_gradients import Ragged, ragged_reply, ragged_rows
+
+
+def uneven_reply(uid: str, turn: int) -> str:
+    """Even groups: 2 turns and mixed outcomes. Odd groups: 5 turns, all fail (EVL-2)."""
+    group, member = (int(part[1:]) for part in uid.split("-")[-2:])
+    if group % 2:
+        return "<action>look</action>" if turn == 4 else "<action>go to fridge 1</action>"
+    return "<action>inventory</action>" if turn == 1 and member % 2 else ragged_reply(uid, 9 if turn else 0)
+
+
+class FailsOnRankOne(ExtractiveAnalyzer):
+    def complete(self, request):
+        from taspo_trl.analyzer.base import AnalyzerReply
+
+        if os.environ.get("RANK") == "1":
+            return AnalyzerReply(error="timeout")
+        return super().complete(request)
+
+
+def broken_on_rank_one(**kwargs):
+    assert os.environ.get("RANK") != "1", "a bug on one rank"
+    return [0.0] * len(kwargs["prompts"])
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    output, scenario = Path(options["output"]), options.get("scenario", "ragged")
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    values = options.get("config", {})
+    keywords = {}
+    if scenario == "analyzer_fails_on_one_rank":
+        keywords["analyzer"] = FailsOnRankOne()
+    if scenario == "assertion_on_one_rank":
+        keywords["reward_funcs"] = [broken_on_rank_one]
+    policy = tiny.ScriptedPolicy(uneven_reply if scenario == "uneven" else ragged_reply)
+    episodes = options.get("episodes", 16)
+    made = tiny.trainer(
+        output / "run",
+        policy=policy,
+        model=tiny.model(dtype=getattr(torch, options.get("dtype", "float64"))),
+        train_dataset=ragged_rows(8),
+        environment_factory=Ragged,
+        per_device_train_batch_size=episodes // world // options.get("steps_per_generation", 1),
+        steps_per_generation=options.get("steps_per_generation", 1),
+        max_steps=options.get("steps", 3),
+        learning_rate=1e-2,
+        micro_batch_tokens=256,
+        **keywords,
+        **values,
+    )
+    made.train()
+    log = [entry for entry in made.state.log_history if "loss" in entry]
+    state = made.accelerator.get_state_dict(made.model_wrapped)
+    torch.save(
+        {
+            "parameters": {name: value.detach().cpu() for name, value in state.items()} if state else None,
+            "log": log,
+            "requests": len(policy.requests),
+        },
+        output / f"{world}-{rank}.pt",
+    )
+    made.close()
+    made.end()
+
+
+if __name__ == "__main__":
+    main()
