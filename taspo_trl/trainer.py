@@ -303,7 +303,9 @@ class TASPOTrainer(GRPOTrainer):
         if self.engine is None:
             yield
             return
-        with self.engine.generating(self.state.global_step):
+        with self.engine.generating(self.state.global_step) as seconds:
+            if self.is_in_train:
+                self._metrics["train"]["time/weight_sync"].append(seconds)
             yield
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,16 +42,18 @@ class VLLMEngine:
     close: Callable[[], None] = _nothing
 
     @contextlib.contextmanager
-    def generating(self, step: int) -> Iterator[None]:
+    def generating(self, step: int) -> Iterator[float]:
         """Generation is allowed inside, with the weights of optimizer step `step`.
 
-        Every process enters at the same time.
+        Every process enters at the same time. Yields the seconds that loading the weights took.
         """
         self.check()
+        started = time.perf_counter()
         self.weights.before_generation(step)
+        seconds = time.perf_counter() - started
         self.wake()
         try:
-            yield
+            yield seconds
             self.check_unchanged()
         finally:
             self.rest()

@@ -101,6 +101,7 @@ def test_weights_are_sent_once_for_each_step_and_before_its_first_generation(ser
         for before, after in zip(client.updates, client.updates[1:], strict=False)
     ]
     assert changed == [True, True]
+    assert len(history(trainer, "time/weight_sync")) == 3
 
 
 def test_the_weights_sent_are_those_that_are_scored(served):
