@@ -67,7 +67,8 @@ class ScriptedEnvironment(TextEnvironment):
         self._ledger.note("reset", id(self))
         _obey(fault, self._ledger)
         self._turn, self._word = 0, word
-        return ResetResult(f"start of {word} with {seed}", {"task": f"find the {word}", "admissible_actions": ["go"]})
+        info = {"task": f"find the {word}", "admissible_actions": ["go"], "family": row.get("told_family")}
+        return ResetResult(f"start of {word} with {seed}", info)
 
     def step(self, action: str) -> StepResult:
         """Orders: go, win, lose, cut, bad, long; raise, service, sleep, die, exit; pay X, verdict X; nonsense X."""

@@ -167,6 +167,15 @@ def test_prompt_and_reply_fit_the_model_s_window(renderer):
     assert all(r.max_new_tokens >= 1 for r in policy.requests)
 
 
+def test_a_prompt_may_leave_room_for_a_single_token_and_not_for_none(renderer):
+    length = len(play(renderer, [act("win")])[0].turns[0].prompt_ids)
+    policy = ScriptedPolicy(renderer.tokenizer, [act("go")])
+    [tight] = play(renderer, [[]], policy=policy, settings={"model_window": length + 1, "max_turns": 1})
+    assert [request.max_new_tokens for request in policy.requests] == [1] and len(tight.turns) == 1
+    [none] = play(renderer, [act("win")], settings={"model_window": length})
+    assert none.stop_reason is StopReason.PROMPT_TOO_LONG
+
+
 @pytest.mark.parametrize("context", ["window", "conversation"])
 def test_an_over_long_observation_is_cut_as_documented(renderer, context):
     # EOS-2: turn 2 answers with 200 words where about 20 would fit.
@@ -279,12 +288,32 @@ def test_the_length_limit_of_a_reply_is_the_reason_it_finished(renderer):
     assert cut.turns[0].finish_reason is FinishReason.LENGTH and len(cut.turns[0].reply_ids) == 3
 
 
+def test_a_reply_s_text_is_decoded_as_it_is(renderer):
+    text = "Wait , I do n't know . <action>go .</action>"
+    [played] = play(renderer, [[text, *act("win")]])
+    assert played.turns[0].reply_text == text and played.turns[0].action == "go ."
+
+
+@pytest.mark.parametrize(
+    "row, family",
+    [({"told_family": "heat", "family": "pick"}, "heat"), ({"family": "pick"}, "pick"), ({}, "all")],
+    ids=["the environment's", "the row's", "none"],
+)
+def test_the_family_is_the_environment_s_word_or_the_row_s(renderer, row, family):
+    scripts = {0: act("win"), 1: act("raise")}
+    played, failed = play(renderer, scripts, specs=one_group(2, **row))
+    assert (played.family, failed.family) == (family, family)
+    [never] = play(renderer, scripts, specs=one_group(1, fault="raise", **row))
+    assert never.family == row.get("family", "all"), "an episode that never started has its row's"
+
+
 @pytest.mark.parametrize("context", ["window", "conversation"])
 def test_prompts_show_the_world_in_both_contexts(renderer, context):
     policy = ScriptedPolicy(renderer.tokenizer, [act("go", "go", "go", "win")])
     play(renderer, [[]], policy=policy, settings={"context": context})
     prompts = policy.prompts("r0-g0-k0")
     assert all("find the mug" in prompt and "turn 4" not in prompt for prompt in prompts)
+    assert "You can: go" in prompts[0] and "You can: go, win" not in prompts[0], "what `reset` allows"
     assert "You can: go, win" in prompts[1] or context == "conversation"
     assert prompts[3].count("turn 1 of mug") == 1, "history_length 2 shows the observations of turns 2 and 3"
     assert ("start of mug" in prompts[3]) is (context == "conversation")
