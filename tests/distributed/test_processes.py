@@ -90,6 +90,34 @@ def test_exception_on_one_rank_ends_both(tmp_path):
     assert "a bug on one rank" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_sharded_parameters_score_and_train_as_whole_ones(tmp_path, tied):
+    """FSDP2 over two CPU processes: the same log-probabilities, loss and gradients."""
+    for processes in (1, 2):
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", _free_port()]
+        done = subprocess.run(
+            [sys.executable, *launcher, "-m", "tests.distributed.sharded", str(tmp_path), str(int(tied))],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    load = lambda world, rank: torch.load(tmp_path / f"sharded-{world}-{rank}.pt", weights_only=False)  # noqa: E731
+    whole, shards = load(1, 0), [load(2, rank) for rank in range(2)]
+    for k, one in enumerate(whole["scored"]):
+        other = shards[k % 2]["scored"][k // 2]
+        assert one.plain == pytest.approx(other.plain, abs=1e-9)
+        assert one.guided == pytest.approx(other.guided, abs=1e-9)
+    assert whole["loss"] == pytest.approx(sum(shard["loss"] for shard in shards), abs=1e-9)
+    for name, gradient in whole["gradients"].items():
+        assert gradient.abs().max() > 0
+        assert torch.allclose(gradient, shards[0]["gradients"][name], atol=1e-9), name
+
+
 def _free_port() -> str:
     import socket
 

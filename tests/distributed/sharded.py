@@ -1,0 +1,94 @@
+"""One process of the FSDP2 test: scoring and loss on a model whose parameters are sharded over CPU processes.
+
+Accelerate runs FSDP on accelerators only (with `use_cpu` it falls back to DDP), so the model is sharded here by torch's
+own `fully_shard`, which accelerate calls too.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from taspo_trl.batches import EMPTY_ROW, LossRow, collate
+from taspo_trl.loss import taspo_loss
+from taspo_trl.projection import add_selected_projection
+from taspo_trl.scoring import PairedRow, num_score_batches, score_pairs
+from tests import tiny
+
+
+def rows() -> list[LossRow]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for k in range(5):
+        ids = tuple(torch.randint(5, 100, (12 + 3 * k,), generator=generator).tolist())
+        positions = tuple(range(8, len(ids)))
+        made.append(LossRow(ids, positions, (0.01,) * len(positions), (1.0 - k,) * len(positions)))
+    return made
+
+
+def pairs() -> list[PairedRow]:
+    return [PairedRow(row.ids, 6, (7, 8, 9)[: k % 4], row.positions[1:]) for k, row in enumerate(rows())]
+
+
+def loss_of(model, batch):
+    tensors = collate(batch, dtype=torch.float64)
+    output = model(
+        input_ids=tensors["input_ids"],
+        attention_mask=tensors["attention_mask"],
+        use_cache=False,
+        selected_positions=tensors["positions"],
+        selected_targets=tensors["targets"],
+        selected_entropies=True,
+    )
+    return taspo_loss(
+        output.logps,
+        output.logps.detach(),
+        tensors["advantages"],
+        tensors["coefficients"],
+        entropies=output.entropies,
+        entropy_coef=0.1,
+    ).loss
+
+
+def main() -> None:
+    output = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = tiny.model(dtype=torch.float64, tie_word_embeddings=bool(int(sys.argv[2])))
+    add_selected_projection(model)
+    if world > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (world,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    model.eval()
+    # The shares differ in number of batches; zero rows and dummy batches keep the processes in step.
+    everything = pairs()
+    mine = everything[rank::world]
+    most = max(num_score_batches(everything[r::world], 30) for r in range(world))
+    with torch.no_grad():
+        scored = score_pairs(model, mine, max_tokens=30, num_batches=most)
+    share = rows()[rank::world]
+    most = -(-len(rows()) // world)
+    batches = [[row] for row in share] + [[EMPTY_ROW]] * (most - len(share))
+    total = 0.0
+    for batch in batches:
+        loss = loss_of(model, batch) * world  # FSDP averages gradients
+        loss.backward()
+        total += loss.item() / world
+    gradients = {
+        name: (p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad).clone()
+        for name, p in model.named_parameters()
+    }
+    torch.save({"scored": scored, "loss": total, "gradients": gradients}, output / f"sharded-{world}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
