@@ -49,7 +49,7 @@ $(VENV)/.base: setup.cfg $(CONSTRAINTS) | $(BIN)/python
 	echo "Installed in $$(( $$(date +%s) - started )) s." && touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev,webshop,search,notebooks]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev,webshop,search,quantization,notebooks]"
 	@# ALFWorld compiles its planner: where that fails, its tests skip and say so.
 	-$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[alfworld]"
 	touch $@

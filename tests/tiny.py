@@ -92,6 +92,7 @@ _TRAINER_KEYWORDS = (
     "reward_funcs",
     "peft_config",
     "callbacks",
+    "quantization_config",
 )
 
 
