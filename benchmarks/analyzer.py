@@ -1,33 +1,31 @@
 """What an analyzer behind LiteLLM costs: time that a training step waits for it, and calls and tokens per group.
 
-    OMP_NUM_THREADS=1 python benchmarks/analyzer.py [--only visible|calls]
+    OMP_NUM_THREADS=1 python benchmarks/analyzer.py [--only visible|calls|small-model]
 
 - visible: training steps with a local endpoint that answers at once and one that takes 2 s a call. Hideable is the
   smaller of the analyzer's wall time at 4 workers and the step's other work from the first eligible group's end on
   (rollout, plain log-probabilities); the table says which share of it stayed visible.
 - calls: calls and tokens for one group of 4, 8 and 16 household trajectories, half of them successes.
+- small-model (only when asked for; needs the extra `smollm2`): what becomes of the answers of SmolLM2-135M, a model
+  far too weak for the job, on the same groups.
 
-The endpoint runs in a process of its own and answers as the embedded analyzer does. Prints tables and writes
-`benchmarks/results/analyzer.json`.
+The endpoint runs in a process of its own and answers as the embedded analyzer does, or with SmolLM2. Prints tables
+and writes `benchmarks/results/analyzer.json`.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.server
 import json
 import logging
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from common import save
+from analyzer_endpoint import endpoint
+from common import RESULTS, save
 from rich.console import Console
 from rich.table import Table
 
@@ -36,65 +34,6 @@ DELAYS = (0.0, 2.0)
 BATCHES = ((4, 4), (8, 8))  # tasks, generations
 GROUP_SIZES = (4, 8, 16)
 WORKERS = 4
-
-
-# ---- the endpoint --------------------------------------------------------------------------------------------------
-
-
-def serve(delay: float) -> None:
-    """Print the port, then answer until killed."""
-    from taspo_trl.analyzer.base import AnalyzerRequest
-    from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            payload = json.loads(json.loads(body)["messages"][1]["content"])
-            stage: Any = "extraction" if "trajectories" in payload else "alignment"
-            text = ExtractiveAnalyzer().complete(AnalyzerRequest(stage, "", payload)).text
-            time.sleep(delay)
-            usage = {
-                "prompt_tokens": len(body) // 4,
-                "completion_tokens": len(text) // 4,
-            }  # 4 characters or so a token
-            data = json.dumps(
-                {
-                    "id": "x",
-                    "object": "chat.completion",
-                    "created": 1,
-                    "model": "local",
-                    "choices": [
-                        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-                    ],
-                    "usage": {**usage, "total_tokens": sum(usage.values())},
-                }
-            ).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(server.server_port, flush=True)
-    server.serve_forever()
-
-
-@contextmanager
-def endpoint(delay: float) -> Iterator[str]:
-    """The address of an endpoint in another process."""
-    process = subprocess.Popen([sys.executable, __file__, "--serve", str(delay)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ---- visible time --------------------------------------------------------------------------------------------------
@@ -126,7 +65,7 @@ def make_tokenizer() -> Any:
 
 
 def make_environment() -> type:
-    """Episodes of 4 to 24 turns, the same for a group; every other one succeeds, whatever was done."""
+    """Episodes of 4 to 24 turns of 0.2 s, as many for a group; every other one succeeds, whatever was done."""
     from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 
     class Wander(TextEnvironment):
@@ -140,6 +79,7 @@ def make_environment() -> type:
             return ResetResult("You are at place 0.", {"task": "find the thing at place 7"})
 
         def step(self, action: str) -> StepResult:
+            time.sleep(0.2)
             self.left -= 1
             is_over = self.left == 0
             seen = " and ".join(f"thing {k} at place {k}" for k in range(12))
@@ -162,9 +102,9 @@ def make_trainer(url: str, folder: str, num_tasks: int, num_generations: int) ->
     tokenizer = make_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=1024,
         eos_token_id=tokenizer.eos_token_id,
@@ -253,7 +193,7 @@ def report_visible(console: Console) -> list[dict[str, Any]]:
     results = []
     for num_tasks, num_generations in BATCHES:
         for delay in DELAYS:
-            with endpoint(delay) as url:
+            with endpoint(str(delay)) as url:
                 rows = measure_visible(url, num_tasks, num_generations)
             medians = {name: statistics.median(row[name] for row in rows) for name in columns}
             results.append({"tasks": num_tasks, "generations": num_generations, "delay": delay, **medians})
@@ -334,7 +274,7 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
     for name in ("group size", *columns):
         table.add_column(name.replace("_", " "), justify="right")
     results = []
-    with endpoint(0.0) as url:
+    with endpoint("0") as url:
         for size in GROUP_SIZES:
             analyzer = LiteLLMAnalyzer("hosted_vllm/local", api_base=url, cache=None)
             stage = GuidanceStage(AlignedConstruction(analyzer, Composer(ApproximateTokenizer())), WORKERS)
@@ -362,20 +302,60 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
     return results
 
 
+# ---- a model that is too weak --------------------------------------------------------------------------------------
+
+
+def report_small_model(console: Console, num_groups: int = 3) -> dict[str, float]:
+    from taspo_trl.analyzer import LiteLLMAnalyzer
+    from taspo_trl.analyzer.approximate import ApproximateTokenizer
+    from taspo_trl.analyzer.compose import Composer
+    from taspo_trl.analyzer.constructions import AlignedConstruction
+    from taspo_trl.guidance import GuidanceStage
+    from taspo_trl.metrics import analyzer_metrics, guidance_metrics
+
+    calls: list = []
+    with endpoint("small-model") as url:
+        analyzer = LiteLLMAnalyzer("hosted_vllm/local", api_base=url, cache=None, timeout=600.0)
+        construction = AlignedConstruction(
+            analyzer,
+            Composer(ApproximateTokenizer()),
+            max_chars=3000,  # its window is 8,192 tokens, and this is a CPU
+            on_reply=lambda request, reply: calls.append((request, reply)),
+        )
+        stage = GuidanceStage(construction, 1)
+        groups = [household_group(index, 4) for index in range(num_groups)]
+        for group in groups:
+            stage.submit(group)
+        batch = stage.collect()
+        stage.close()
+        analyzer.close()
+    trajectories = [t for group in groups for t in group.trajectories]
+    metrics = guidance_metrics(batch.guidance, batch.extractions, trajectories, [1.0] * len(trajectories))
+    metrics |= analyzer_metrics(calls)
+    table = Table(title="SmolLM2-135M as the analyzer")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.4g}")
+    console.print(table)
+    return metrics
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["visible", "calls"])
-    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["visible", "calls", "small-model"])
     options = parser.parse_args()
-    if options.serve is not None:
-        serve(options.serve)
-        return
     logging.disable(logging.WARNING)
-    console, results = Console(), {}
-    if options.only != "visible":
+    console = Console()
+    path = RESULTS / "analyzer.json"
+    results = json.loads(path.read_text()) if path.exists() else {}  # a part that is not run keeps its last numbers
+    results.pop("machine", None)
+    if options.only in (None, "calls"):
         results["calls"] = report_calls(console)
-    if options.only != "calls":
+    if options.only in (None, "visible"):
         results["visible"] = report_visible(console)
+    if options.only == "small-model":
+        results["small-model"] = report_small_model(console)
     save("analyzer", results)
 
 

@@ -131,7 +131,9 @@ class LiteLLMAnalyzer:
             options=settings.options,
         )
         self.name = model
-        self._parameters = asdict(form)  # as asked for: what an endpoint refuses later does not make a new question
+        # As asked for: what an endpoint refuses later does not make a new question. Another endpoint does, because two
+        # servers may give different models one name.
+        self._parameters = {**asdict(form), "api_base": settings.api_base}
         self._closed = threading.Event()
         self._caller = Caller(settings, form, key or _stand_in_key(settings, facts.provider), self._closed)
         self._health = Health()
@@ -169,10 +171,14 @@ class LiteLLMAnalyzer:
         """
         started = time.monotonic()
         question = question_of(self.name, self._parameters, request)
-        reply = self._from_cache(question)
-        if reply is None:
-            with self._claims.claim(question.key, self._closed):
-                reply = self._from_cache(question) or self._ask(request, question)
+        try:
+            reply = self._from_cache(question)
+            if reply is None:
+                with self._claims.claim(question.key, self._closed):
+                    reply = self._from_cache(question) or self._ask(request, question)
+        finally:
+            if self._closed.is_set():  # an answer that came in while closing was still filed
+                self._free()
         reply = replace(reply, seconds=time.monotonic() - started)
         self._ledger.count(reply)
         return reply
@@ -181,11 +187,14 @@ class LiteLLMAnalyzer:
         """Give up calls in flight and free threads, connections and files. May be called twice."""
         self._closed.set()
         self._caller.close()
+        self._free()
+
+    def _free(self) -> None:
         self._claims.close()
         self._database.close()
 
     def _from_cache(self, question: Question) -> AnalyzerReply | None:
-        if self._cache is None:
+        if self._cache is None or self._closed.is_set():
             return None
         try:
             answer = self._cache.get(question)

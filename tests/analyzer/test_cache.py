@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from taspo_trl.analyzer.base import AnalyzerRequest, FailedAnswer
@@ -317,6 +318,26 @@ def test_an_unreadable_answer_and_its_second_try_are_kept_too(serve, make_analyz
     assert len(endpoint.received) == 3 and all(first)
     assert guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group) == first
     assert len(endpoint.received) == 3
+
+
+def test_another_endpoint_is_another_question(serve, make_analyzer, tmp_path):
+    endpoints = [serve(lambda received, number: "{}") for _ in range(2)]
+    for endpoint in (*endpoints, endpoints[0]):
+        make_analyzer(endpoint, cache=tmp_path / "a.sqlite").complete(two("a", "b"))
+    assert [len(endpoint.received) for endpoint in endpoints] == [1, 1]
+
+
+def test_a_closed_analyzer_holds_no_file_open(serve, make_analyzer, tmp_path):
+    analyzer = make_analyzer(serve(lambda received, number: "{}"), cache=tmp_path / "a.sqlite")
+    analyzer.complete(two("a", "b"))
+    assert open_files(tmp_path)
+    analyzer.close()
+    assert not open_files(tmp_path)
+    assert analyzer.complete(two("a", "b")).error == "closed" and not open_files(tmp_path)
+
+
+def open_files(folder: Path) -> list[str]:
+    return [one.path for one in psutil.Process().open_files() if one.path.startswith(str(folder))]
 
 
 def test_failures_are_not_kept(serve, make_analyzer, tmp_path):
