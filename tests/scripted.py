@@ -71,7 +71,9 @@ class ScriptedEnvironment(TextEnvironment):
         return ResetResult(f"start of {word} with {seed}", info)
 
     def step(self, action: str) -> StepResult:
-        """Orders: go, win, lose, cut, bad, long; raise, service, sleep, die, exit; pay X, verdict X; nonsense X."""
+        """Orders: go, win, lose, cut, claim (success without end), bad, long; raise, service, sleep, die, exit;
+        pay X, verdict X; nonsense X.
+        """
         self._ledger.note("step", id(self))
         self._turn += 1
         name, _, argument = action.partition(" ")
@@ -88,10 +90,8 @@ class ScriptedEnvironment(TextEnvironment):
             return StepResult(observation, REWARDS[argument], True, False, {**info, "success": True})
         if name == "verdict":
             return StepResult(observation, 1.0, True, False, {**info, "success": VERDICTS[argument]})
-        is_over = name in ("win", "lose")
-        return StepResult(
-            observation, float(name == "win"), is_over, name == "cut", {**info, "success": name == "win"}
-        )
+        is_over, is_won = name in ("win", "lose"), name in ("win", "claim")
+        return StepResult(observation, float(is_won), is_over, name == "cut", {**info, "success": is_won})
 
     def close(self) -> None:
         self._ledger.note("close", id(self))

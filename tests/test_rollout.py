@@ -144,7 +144,25 @@ def test_every_stop_reason_is_reached_here_or_in_the_tests_of_faults():
 def test_a_success_on_the_last_allowed_turn_is_solved_and_earlier_success_flags_do_not_stick(renderer):
     solved, late = play(renderer, [act("go", "win"), act("go", "go")], settings={"max_turns": 2})
     assert (solved.stop_reason, late.stop_reason) == (StopReason.SOLVED, StopReason.MAX_TURNS)
-    assert not late.success
+    assert not late.success and len(late.turns) == 2
+
+
+@pytest.mark.parametrize("context", ["window", "conversation"])
+def test_a_success_that_did_not_end_the_episode_does_not_outlive_another_end(renderer, context):
+    scripts = [
+        act("claim", "raise"),
+        act("claim", "go", "go"),
+        act("claim", "claim"),
+        [*act("claim"), OSError("down")],
+    ]
+    settings = {"context": context, "max_turns": 2}
+    broken, late, claiming, unanswered = play(renderer, scripts, settings=settings)
+    assert (broken.success, broken.stop_reason) == (False, StopReason.ENV_ERROR)
+    assert (late.success, late.stop_reason) == (False, StopReason.MAX_TURNS)
+    assert (claiming.success, claiming.stop_reason) == (True, StopReason.SOLVED), "the verdict at the end counts"
+    assert (unanswered.success, unanswered.stop_reason) == (False, StopReason.GENERATION_ERROR)
+    [spent] = play(renderer, [act("claim")], settings={"context": context, "max_episode_tokens": 40})
+    assert spent.stop_reason is StopReason.MAX_EPISODE_TOKENS and spent.turns and not spent.success
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 17, 30])
