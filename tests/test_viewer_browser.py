@@ -85,7 +85,7 @@ def test_overview_shows_curves_evaluations_and_where_trajectories_fall(page, sma
         "Success in rollouts", "Reward", "Guidance coverage", "Spread of the weights", "KL to the reference",
     ]  # fmt: skip
     assert "Seconds per step, by stage" in titles and "eval" in titles
-    assert page.run("document.querySelectorAll('.chart svg').length") == len(titles)
+    page.wait(f"document.querySelectorAll('.chart svg').length === {len(titles)}")
     evaluations = page.texts("#evaluations tbody tr")
     assert "25.0 % 2/8" in evaluations[0] and "75.0 % 6/8" in evaluations[1]
     assert "+50.0 points, p = 0.13" in evaluations[1]
@@ -93,18 +93,22 @@ def test_overview_shows_curves_evaluations_and_where_trajectories_fall(page, sma
 
 
 def test_hovering_a_chart_reads_the_step_off_all_charts(page, small):
+    def reads(number, start):
+        page.wait(f"document.querySelectorAll('.chart-readout')[{number}].textContent.startsWith('{start}')")
+
     page.open(small)
+    page.wait("document.querySelector('.chart svg')")
     left, top, width = page.run(
         """(() => { const box = document.querySelector('.chart svg').getBoundingClientRect();
         return [box.left, box.top, box.width]; })()"""
     )
-    assert page.texts(".chart-readout")[0].startswith("step 8 · 80.0 %")
+    reads(0, "step 8 · 80.0 %")
     page.move(left + 46 + (width - 56) * 2 / 7, top + 60)  # the third of eight steps
-    assert page.texts(".chart-readout")[0].startswith("step 3 · 30.0 %")
-    assert page.texts(".chart-readout")[1].startswith("step 3 · 0.6")
+    reads(0, "step 3 · 30.0 %")
+    reads(1, "step 3 · 0.6")
     page.run("document.querySelector('.chart svg').focus()")
     page.press("ArrowRight")
-    assert page.texts(".chart-readout")[1].startswith("step 4 · 0.8")
+    reads(1, "step 4 · 0.8")
 
 
 def test_every_logged_number_can_be_drawn(page, small):
@@ -239,6 +243,7 @@ def test_quote_leads_to_its_turn_and_is_highlighted(page, small, mark, trajector
         return box.top >= 0 && box.bottom <= innerHeight; })()"""
     )
     if trajectory != "r0-g0-k1":
+        assert is_in_view(page, ".from-bar")
         page.click(".from-bar a")
         page.wait("document.querySelector('.trajectory-head h2').textContent === 'r0-g0-k1'")
         page.wait(f"document.activeElement.dataset.mark === '{mark}'")  # back where one read

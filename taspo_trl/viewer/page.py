@@ -70,7 +70,7 @@ def packed(value: Any) -> str:
     """JSON data as base64 of its gzip; the same data gives the same text."""
     # ASCII, so that half of a surrogate pair in an observation stays the escape that it is.
     data = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
-    return base64.b64encode(gzip.compress(data, compresslevel=9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
 
 
 @cache

@@ -18,6 +18,8 @@ const main = (() => {
     list.build(dom.byId("list"));
     dom.byId("status").hidden = true;
     await router.start((state) => render(state).catch(report));
+    // After the first frame, in which the charts learn how wide they are.
+    await new Promise((resume) => requestAnimationFrame(() => setTimeout(resume)));
     document.documentElement.dataset.ready = performance.now().toFixed(0);
   }
 

@@ -15,6 +15,7 @@ const trajectory = (() => {
       const hadFocus = container.contains(document.activeElement);
       dom.show(
         container,
+        h("div.from-bar", { hidden: true }),
         head(at),
         h(
           "div.columns",
@@ -41,7 +42,6 @@ const trajectory = (() => {
     const [mark, outcome] = list.MARKS[rows.outcome[row]];
     return h(
       "header.trajectory-head",
-      h("div.from-bar", { hidden: true }),
       h(
         "div.title-line",
         h("h2", rows.key[row]),
