@@ -216,8 +216,8 @@ const charts = (() => {
   /** An axis from round number to round number. */
   function scaleOf(spec, series) {
     const all = series.flatMap((one) => [...one.points.map(([, y]) => y), ...(one.bounds ?? []).flat()]);
-    let low = Math.min(...all, spec.low ?? Infinity);
-    let high = Math.max(...all);
+    let low = all.reduce((least, y) => Math.min(least, y), spec.low ?? Infinity);
+    let high = all.reduce((most, y) => Math.max(most, y), -Infinity);
     if (low === high)
       [low, high] = [low === spec.low ? low : low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
     const distance = roundStep((high - low) / 4);
