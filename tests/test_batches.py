@@ -168,5 +168,6 @@ def test_state_is_made_of_tensors_and_comes_back_as_it_was(row):
     assert all(value is None or isinstance(value, torch.Tensor) for value in state.values())
     back = from_state(state)
     assert back == row
-    assert type(back.ids) is tuple and type(back.ids[0]) is int
-    assert type(back.advantages[0]) is float
+    assert type(back.ids) is tuple
+    assert type(back.ids[0]) is type(back.positions[0]) is int
+    assert type(back.advantages[0]) is type(back.coefficients[0]) is float

@@ -109,6 +109,7 @@ def test_seeds_fit_63_bits_and_differ():
     seeds = {derive_seed(name, k) for name in "ab" for k in range(100)}
     assert len(seeds) == 200
     assert all(0 <= seed < 2**63 for seed in seeds)
+    assert any(seed >= 2**62 for seed in seeds)
     assert derive_seed(1, 23) != derive_seed(12, 3)
 
 
