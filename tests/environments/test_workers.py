@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +79,27 @@ def test_instances_can_be_closed_between_runs(pool, ledger):
     assert pool.probes and pool.traits[None].max_turns == ScriptedEnvironment.max_turns
     pool.close()
     assert ledger.counts["open"] == ledger.counts["close"] == 2
+
+
+def test_an_idle_instance_that_was_closed_is_not_given_out_again(pool, ledger):
+    pool.release(start(pool))
+    pool.close_instances()
+    assert start(pool).is_alive and ledger.num_open == 1
+
+
+@pytest.mark.parametrize("how", ["discard", "close_instances"])
+def test_a_worker_that_has_left_is_forgotten(pool, how):
+    worker = start(pool)
+    left = weakref.ref(worker)
+    if how == "discard":
+        pool.discard(worker)
+        worker.join(5)
+        pool.discard(start(pool))
+    else:
+        pool.discard(start(pool))
+        pool.close_instances()
+    del worker
+    assert eventually(lambda: gc.collect() is None or left() is None)
 
 
 def test_close_waits_for_instances_that_are_on_their_way_out(ledger):
