@@ -5,6 +5,7 @@ Pure: strings in, positions out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +40,12 @@ def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def find_action(text: str, tags: tuple[str, ...] = ACTION_TAGS) -> ActionBlock | None:
-    """The first complete block of `text`.
+    """The first complete block of `text`; None when no block is complete. See [`find_actions`]."""
+    return next(iter(find_actions(text, tags)), None)
+
+
+def find_actions(text: str, tags: tuple[str, ...] = ACTION_TAGS, every: bool = False) -> tuple[ActionBlock, ...]:
+    """The executed blocks of `text` in order: its first complete block, or with `every` all complete blocks.
 
     Tags are paired, matched case-insensitively, and the content may span lines. A block without a closing tag is
     skipped: the search goes on behind its opening tag.
@@ -49,21 +55,23 @@ def find_action(text: str, tags: tuple[str, ...] = ACTION_TAGS) -> ActionBlock |
             The decoded reply.
         tags (`tuple[str, ...]`, *optional*, defaults to `("action", "search", "answer")`):
             Names of the tags, without brackets.
+        every (`bool`, *optional*, defaults to `False`):
+            Whether a reply may hold several actions, as it may hold several tool calls.
 
     Returns:
-        `ActionBlock` or `None`: None when no block is complete.
+        `tuple[ActionBlock, ...]`: empty when no block is complete.
     """
     block, opening = _patterns(tuple(tags))
-    match = block.search(text)
-    if match is None:
-        return None
-    content = match.group(2)
-    return ActionBlock(
-        tag=match.group(1).lower(),
-        content=content,
-        start=match.start(),
-        end=match.end(),
-        is_nested=opening.search(content) is not None,
+    matches = block.finditer(text)
+    return tuple(
+        ActionBlock(
+            tag=match.group(1).lower(),
+            content=match.group(2),
+            start=match.start(),
+            end=match.end(),
+            is_nested=opening.search(match.group(2)) is not None,
+        )
+        for match in (matches if every else itertools.islice(matches, 1))
     )
 
 

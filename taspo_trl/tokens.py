@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .actions import ACTION_TAGS, find_action
+from .actions import ACTION_TAGS, find_actions
 
 
 _REPLACEMENT = "\ufffd"  # what a decoder prints for bytes that are not yet a whole character
@@ -19,8 +19,9 @@ def action_token_mask(
     reply_ids: Sequence[int],
     reply_text: str | None = None,
     tags: tuple[str, ...] = ACTION_TAGS,
+    every: bool = False,
 ) -> list[bool]:
-    """M_it: which reply tokens overlap the executed block, both tags included.
+    """M_it: which reply tokens overlap an executed block, both tags included.
 
     Tokens that merely touch the block's edge because the tokenizer glued a tag to its neighbour (`><`, `>.`, `>\\n`)
     do overlap it. Characters that span several tokens belong to all of them. Special tokens have no text and are never
@@ -36,23 +37,24 @@ def action_token_mask(
             an exact sub-sequence of the ids, tokenized with and without one leading space.
         tags (`tuple[str, ...]`, *optional*, defaults to `("action", "search", "answer")`):
             Tag names.
+        every (`bool`, *optional*, defaults to `False`):
+            Whether all complete blocks are executed, or only the first.
 
     Returns:
         `list[bool]`: one value for each reply token, True = token of the action. All False when no block can be
         located; the turn is then unscorable.
     """
     ids = [int(i) for i in reply_ids]
-    block = find_action(_decode(tokenizer, ids), tags) if ids else None
-    if block is not None:
+    blocks = find_actions(_decode(tokenizer, ids), tags, every) if ids else ()
+    if blocks:
         return [
-            start < end and start < block.end and block.start < end  # a token without text overlaps nothing
-            for start, end in token_spans(tokenizer, ids)
+            start < end and any(start < block.end and block.start < end for block in blocks)
+            for start, end in token_spans(tokenizer, ids)  # a token without text overlaps nothing
         ]
 
     mask = [False] * len(ids)
-    block = find_action(reply_text, tags) if reply_text else None
-    if block is not None and reply_text is not None:
-        text = reply_text[block.start : block.end]
+    for block in find_actions(reply_text or "", tags, every):
+        text = (reply_text or "")[block.start : block.end]
         for candidate in (text, " " + text):
             wanted = tokenizer.encode(candidate, add_special_tokens=False)
             at = _find(ids, wanted)
