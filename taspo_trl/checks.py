@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .config import TASPOConfig
+from .contexts import ChatRenderer
+from .environments.tools import ToolEnvironment
+from .environments.workers import EnvironmentPool
 from .errors import ConfigurationError
 
 
@@ -30,6 +35,12 @@ def check_arguments(
             raise ConfigurationError(
                 f"`reward_funcs` holds a {type(function).__name__}; it takes functions. Wrap a reward model in a "
                 "function that returns one number for each trajectory."
+            )
+        if "environments" in inspect.signature(function).parameters:
+            raise ConfigurationError(
+                f"The reward function {getattr(function, '__name__', function)!r} takes the live `environments`, but "
+                "these may play another episode or live in another process by then. Give the environment a "
+                "`get_reward`, or read `trajectories`."
             )
     _check_dataset(args, train_dataset, environment_factory)
 
@@ -57,6 +68,38 @@ def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: A
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}), and "
             "an incomplete batch is never drawn. Use more tasks or a smaller batch."
         )
+
+
+def check_environments(
+    pool: EnvironmentPool, renderer: ChatRenderer, args: TASPOConfig, has_reward_functions: bool
+) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for environments that cannot be trained on with `args`.
+
+    Warns about environments in which no trajectory can ever give evidence.
+    """
+    for probe in pool.probes.values():
+        if not isinstance(probe, ToolEnvironment):
+            continue
+        name = type(probe.environment).__name__
+        renderer.with_tools(probe.tools)
+        if args.context == "window":
+            raise ConfigurationError(
+                f"`{name}` has tools, whose results are messages of a growing chat. Use `context='conversation'`, or "
+                "leave `context` out."
+            )
+        if not (probe.has_reward or probe.has_verdict or has_reward_functions):
+            raise ConfigurationError(
+                f"`{name}` has neither `get_reward` nor `get_success`, and no `reward_funcs` are given: nothing says "
+                "how well an episode went."
+            )
+        if not probe.has_verdict and args.guidance not in ("none", "generic_skill"):
+            warnings.warn(
+                f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
+                "plain GRPO. Give the class a `get_success()`, or set `success_threshold` on the reward of its "
+                "`get_reward()`.",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> None:

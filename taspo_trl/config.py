@@ -28,9 +28,10 @@ class TASPOConfig(GRPOConfig):
     Parameters:
         > Parameters that control the episodes
 
-        context (`str`, *optional*, defaults to `"window"`):
+        context (`str`, *optional*):
             `"window"` prompts every turn afresh with the task, the last few turns and the current observation.
-            `"conversation"` lets one chat grow.
+            `"conversation"` lets one chat grow. If `None`, what the environment asks for: `"window"`, with tools
+            `"conversation"`.
         history_length (`int`, *optional*):
             Past turns that a window prompt shows. If `None`, the environment's own number.
         max_turns (`int`, *optional*):
@@ -44,9 +45,13 @@ class TASPOConfig(GRPOConfig):
             Seconds that one `reset` or `step` may take before the episode is given up.
         environment_backend (`str`, *optional*, defaults to `"auto"`):
             `"thread"` or `"process"` for environment instances; `"auto"` takes what the environment asks for.
-        training_reward (`str`, *optional*, defaults to `"success"`):
+        training_reward (`str`, *optional*):
             The environment's share of the reward: `"success"` is 1 for a verified success and 0 otherwise,
-            `"environment"` the sum of the environment's own rewards.
+            `"environment"` the sum of the environment's own rewards. If `None`, what the environment asks for:
+            `"success"`, with TRL's `get_reward` `"environment"`.
+        success_threshold (`float`, *optional*):
+            Classes written for TRL's `environment_factory`: the value of `get_reward` from which an episode counts as
+            a verified success. Without effect on a class with `get_success`, and on other environments.
         invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
             Subtracted from a trajectory's reward times its share of invalid turns.
         generation_tokens (`int`, *optional*, defaults to `262144`):
@@ -160,11 +165,12 @@ class TASPOConfig(GRPOConfig):
     )
 
     # Parameters that control the episodes
-    context: str = field(
-        default="window",
+    context: str | None = field(
+        default=None,
         metadata={
             "help": "`window`: every turn is prompted afresh with the task, the last few turns and the current "
-            "observation (the paper's protocol). `conversation`: one chat grows.",
+            "observation (the paper's protocol). `conversation`: one chat grows. If `None`, what the environment asks "
+            "for: `window`, with tools `conversation`.",
             "choices": ["window", "conversation"],
         },
     )
@@ -202,12 +208,20 @@ class TASPOConfig(GRPOConfig):
             "choices": ["auto", "thread", "process"],
         },
     )
-    training_reward: str = field(
-        default="success",
+    training_reward: str | None = field(
+        default=None,
         metadata={
             "help": "The environment's share of the reward: `success` is 1 for a verified success, else 0 (paper); "
-            "`environment` is the sum of the environment's own rewards.",
+            "`environment` is the sum of the environment's own rewards. If `None`, what the environment asks for: "
+            "`success`, with TRL's `get_reward` `environment`.",
             "choices": ["success", "environment"],
+        },
+    )
+    success_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "Classes written for TRL's `environment_factory`: the value of `get_reward` from which an episode "
+            "counts as a verified success. Without effect on a class with `get_success`."
         },
     )
     invalid_action_penalty: float = field(
@@ -402,11 +416,11 @@ class TASPOConfig(GRPOConfig):
 
     def _check_own_options(self) -> None:
         for one in fields(self):
-            choices = one.metadata.get("choices")
+            value, choices = getattr(self, one.name), one.metadata.get("choices")
             is_own = one.name in TASPOConfig.__annotations__
-            if is_own and choices and getattr(self, one.name) not in choices:
+            if is_own and choices and value not in choices and not (value is None and one.default is None):
                 raise ConfigurationError(
-                    f"`{one.name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, one.name)!r}."
+                    f"`{one.name}` must be one of {', '.join(map(repr, choices))}, got {value!r}."
                 )
         for name in ("max_turns", "max_prompt_length", "max_episode_tokens"):
             _require(name, getattr(self, name), lambda value: value is None or value >= 1, "at least 1, or None")

@@ -21,7 +21,7 @@ _MARK = "\ue0f0\ue0f1\ue0f0"  # private-use characters: in no vocabulary's text 
 _CUT = " ... "
 _MIN_OBSERVATION = 40  # characters that a cut observation keeps
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class EpisodeView:
     observation: str
     admissible_actions: tuple[str, ...] | None = None
     history: tuple[PastTurn, ...] = ()
+    messages: tuple[Message, ...] = ()
+    """What the environment says in its own words; empty = the template says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,25 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
 
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
+        """The same renderer for an environment that has tools.
+
+        Raises:
+            ConfigurationError: the chat template shows no tools, or no tool results.
+        """
+        if not tools:
+            return self
+        made = ChatRenderer(self.tokenizer, {**self.template_kwargs, "tools": [dict(tool) for tool in tools]})
+        names = [str(tool.get("function", tool).get("name")) for tool in tools]
+        question, call, result = ({"role": role, "content": _MARK} for role in ("user", "assistant", "tool"))
+        text = made.text([question, call, result])
+        if text.count(_MARK) != 3 or not all(name in text for name in names):
+            raise ConfigurationError(
+                f"The environment has the tools {', '.join(names)}, but the tokenizer's chat template does not show "
+                "tools and their results. Use a model trained to call tools (Qwen2.5, Qwen3, ...)."
+            )
+        return made
+
     def text(self, messages: Sequence[Message]) -> str:
         """The chat as the template prints it, with the opening of the assistant's reply."""
         return self.tokenizer.apply_chat_template(
@@ -105,7 +126,9 @@ class ChatRenderer:
 
     def _end_of_last_user_message(self, messages: Sequence[Message], text: str) -> int | None:
         """Where the message ends in the rendered `text`; None when a mark put there changes what is printed."""
-        last = max(k for k, message in enumerate(messages) if message["role"] == "user")
+        last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is None or not isinstance(messages[last].get("content"), str):
+            return None
         content = messages[last]["content"]
         for kept in dict.fromkeys((content, content.rstrip())):  # a template may strip a message
             marked = [*messages[:last], {**messages[last], "content": kept + _MARK}, *messages[last + 1 :]]
@@ -173,6 +196,7 @@ class ConversationContext:
     template: PromptTemplate
     max_length: int | None = None
     _messages: list[Message] = field(default_factory=list)
+    _num_opening: int = 0
     _ids: list[int] = field(default_factory=list)
     _text: str = ""
     _splice_index: int | None = None
@@ -180,23 +204,43 @@ class ConversationContext:
     def next(self, view: EpisodeView) -> Context | None:
         """The prompt of the coming turn; None when it cannot be made short enough."""
         if not view.history:
-            return self._render_anew(view, _system(self.template), self.template.first)
+            return self._open(view)
         last = view.history[-1]
         self._messages.append({"role": "assistant", "content": last.reply_text})
-        answer = _fill(self.template.reply, **_view_fields(self.template, view, view.observation))
-        extended = self._extend(last, {"role": "user", "content": answer})
-        if extended is not None:
-            return extended
-        return self._render_anew(view, self._messages, self.template.reply)
+        return self._extend(last, self._answer(view, view.observation)) or self._render_anew(view)
 
-    def _extend(self, last: PastTurn, answer: Message) -> Context | None:
+    def _open(self, view: EpisodeView) -> Context | None:
+        if view.messages:
+            opening = self._fitting(view.messages)
+        else:
+            fitting = (
+                self._fitting(self._first(view, text), is_cut) for _, text, is_cut in _shrinking(0, view.observation)
+            )
+            opening = next(filter(None, fitting), None)
+        self._num_opening = len(self._messages)
+        return opening
+
+    def _first(self, view: EpisodeView, observation: str) -> list[Message]:
+        text = _fill(self.template.first, **_view_fields(self.template, view, observation))
+        return [*_system(self.template), {"role": "user", "content": text}]
+
+    def _answer(self, view: EpisodeView, observation: str, is_cut: int = 0) -> list[Message]:
+        """The messages that answer an action."""
+        if not view.messages:
+            text = _fill(self.template.reply, **_view_fields(self.template, view, observation))
+            return [{"role": "user", "content": text}]
+        if not is_cut:
+            return list(view.messages)
+        return [{**one, "content": cut_middle(one["content"], len(observation))} for one in view.messages]
+
+    def _extend(self, last: PastTurn, answer: Sequence[Message]) -> Context | None:
         """Previous ids + reply ids + the template's suffix; None when the template does not allow it."""
         earlier = self._messages[:-1]
-        probe = self.renderer.text([*earlier, {"role": "assistant", "content": _MARK}, answer])
+        probe = self.renderer.text([*earlier, {"role": "assistant", "content": _MARK}, *answer])
         if probe.count(_MARK) != 1:
             return None
         suffix = probe[probe.index(_MARK) + len(_MARK) :]
-        text = self.renderer.text([*self._messages, answer])
+        text = self.renderer.text([*self._messages, *answer])
         if not (text.startswith(self._text) and text.endswith(suffix)):
             return None
         reply = text[len(self._text) : len(text) - len(suffix)]
@@ -209,22 +253,28 @@ class ConversationContext:
         ids = [*self._ids, *last.reply_ids, *suffix_ids]
         if self.max_length is not None and len(ids) > self.max_length:
             return None
-        self._messages.append(answer)
+        self._messages.extend(answer)
         self._ids, self._text = ids, text
         return Context(tuple(ids), self._splice_index, tuple(self._messages))
 
-    def _render_anew(self, view: EpisodeView, before: Sequence[Message], template: str) -> Context | None:
-        opening = len(_system(self.template)) + 1  # system and task are never dropped
-        num_droppable = max(0, (len(before) - opening - 1) // 2)
-        for dropped, observation, is_cut in _shrinking(num_droppable, view.observation):
-            answer = _fill(template, **_view_fields(self.template, view, observation))
-            kept = [*before[:opening], *before[opening + 2 * dropped :]]
-            messages = [*kept, {"role": "user", "content": answer}]
-            text, ids, splice_index = self.renderer.with_splice(messages)
-            if self.max_length is None or len(ids) <= self.max_length:
-                self._messages, self._ids, self._text, self._splice_index = messages, ids, text, splice_index
-                return Context(tuple(ids), splice_index, tuple(messages), dropped + is_cut)
+    def _render_anew(self, view: EpisodeView) -> Context | None:
+        """The whole chat from its messages, oldest exchanges dropped until it fits; the opening is never dropped."""
+        before, opening = self._messages, self._num_opening
+        replies = [k for k, message in enumerate(before) if k >= opening and message["role"] == "assistant"]
+        for dropped, observation, is_cut in _shrinking(len(replies) - 1, view.observation):
+            kept = [*before[:opening], *before[replies[dropped] :]]
+            context = self._fitting([*kept, *self._answer(view, observation, is_cut)], dropped + is_cut)
+            if context is not None:
+                return context
         return None
+
+    def _fitting(self, messages: Sequence[Message], cuts: int = 0) -> Context | None:
+        """The prompt of `messages`, from which the chat goes on; None when it is too long."""
+        text, ids, splice_index = self.renderer.with_splice(messages)
+        if self.max_length is not None and len(ids) > self.max_length:
+            return None
+        self._messages, self._ids, self._text, self._splice_index = list(messages), ids, text, splice_index
+        return Context(tuple(ids), splice_index, tuple(messages), cuts)
 
 
 def insert_block(prompt_ids: Sequence[int], splice_index: int, block_ids: Sequence[int]) -> tuple[int, ...]:

@@ -166,6 +166,7 @@ def _turn_from_json(data: Mapping[str, Any]) -> Turn:
         "action_mask": tuple(bool(flag) for flag in data["action_mask"]),
         "finish_reason": FinishReason(data["finish_reason"]),
         "sampling_logps": tuple(data["sampling_logps"]) if data.get("sampling_logps") is not None else None,
+        "answer": tuple(data.get("answer") or ()),
     }
     return Turn(**values)
 

@@ -28,6 +28,8 @@ class RewardSettings:
         source (`str`, *optional*, defaults to `"success"`):
             The environment's share, with weight 1: `"success"` is 1.0 for a verified success and 0.0 otherwise,
             `"environment"` the sum of the environment's own rewards.
+        source_of (`Mapping[str | None, str]`, *optional*):
+            The same for single environments, by name.
         functions (`Sequence[RewardFunction]`, *optional*), weights (`Sequence[float]`, *optional*):
             The user's functions and their weights (TRL's `reward_weights`).
         names (`Sequence[str]`, *optional*):
@@ -39,6 +41,7 @@ class RewardSettings:
     """
 
     source: str = "success"
+    source_of: Mapping[str | None, str] = field(default_factory=dict)
     functions: Sequence[RewardFunction] = ()
     weights: Sequence[float] = ()
     names: Sequence[str] = ()
@@ -72,11 +75,11 @@ def conversation_of(trajectory: Trajectory) -> tuple[list[dict[str, str]], list[
     """(first messages, remaining messages) of an episode, as TRL's reward functions expect them."""
     completion: list[dict[str, str]] = []
     for turn in trajectory.turns:
-        if completion:
-            completion.append({"role": "user", "content": turn.observation})
         completion.append({"role": "assistant", "content": turn.reply_text})
-    if trajectory.turns and trajectory.turns[-1].next_observation:
-        completion.append({"role": "user", "content": trajectory.turns[-1].next_observation})
+        if turn.answer:
+            completion.extend(dict(message) for message in turn.answer)
+        elif turn.next_observation or turn is not trajectory.turns[-1]:
+            completion.append({"role": "user", "content": turn.next_observation})
     return [dict(message) for message in trajectory.opening], completion
 
 
@@ -85,15 +88,16 @@ def _labels(settings: RewardSettings) -> list[str]:
     labels: list[str] = []
     for name in settings.names:
         label, number = name, 2
-        while label in (settings.source, *labels):
+        while label in ("success", "environment", *labels):
             label, number = f"{name}_{number}", number + 1
         labels.append(label)
     return labels
 
 
 def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settings: RewardSettings) -> Trajectory:
-    base = float(trajectory.success) if settings.source == "success" else trajectory.environment_reward
-    rewards: dict[str, float | None] = {settings.source: base, **values}
+    source = settings.source_of.get(trajectory.environment, settings.source)
+    base = float(trajectory.success) if source == "success" else trajectory.environment_reward
+    rewards: dict[str, float | None] = {source: base, **values}
     bad = [name for name, value in rewards.items() if value is not None and not math.isfinite(value)]
     if bad and trajectory.is_usable:
         return replace(

@@ -11,15 +11,14 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
-from typing import Any
 
-from .actions import find_action
-from .contexts import ChatRenderer, Context, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
-from .environments.answers import admissible_actions, finite_number, verdict
+from .actions import find_actions
+from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
+from .environments.answers import admissible_actions, finite_number, messages, verdict
 from .environments.base import ResetResult, StepResult, Traits, attribute
 from .environments.remote import EnvironmentDied
-from .environments.workers import EnvironmentPool, Worker
+from .environments.workers import EnvironmentPool
+from .episodes import Episode, RolloutSettings
 from .errors import ServiceError
 from .policy import Generation, GenerationRequest, Policy
 from .tasks import EpisodeSpec
@@ -29,39 +28,6 @@ from .types import StopReason, Trajectory, TrajectoryGroup, Turn
 
 
 _ERROR_CHARS = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """What bounds an episode and how it is prompted. None = no limit beyond the environment's and the model's own.
-
-    Args:
-        context (`str`, *optional*, defaults to `"window"`):
-            `"window"` or `"conversation"`.
-        history_length (`int`, *optional*):
-            Past turns shown in window contexts; None takes the environment's.
-        max_turns (`int`, *optional*):
-            Turns of an episode; None takes the environment's.
-        max_completion_length (`int`, *optional*, defaults to `512`):
-            Tokens of one reply.
-        max_episode_tokens (`int`, *optional*):
-            Reply tokens of an episode.
-        max_prompt_length (`int`, *optional*):
-            Tokens of one prompt.
-        model_window (`int`, *optional*):
-            Positions of the model: prompt + reply.
-        environment_timeout (`float`, *optional*, defaults to `60.0`):
-            Seconds that one `reset` or `step` may take.
-    """
-
-    context: str = "window"
-    history_length: int | None = None
-    max_turns: int | None = None
-    max_completion_length: int = 512
-    max_episode_tokens: int | None = None
-    max_prompt_length: int | None = None
-    model_window: int | None = None
-    environment_timeout: float = 60.0
 
 
 def play_episodes(
@@ -98,37 +64,6 @@ def play_episodes(
     return loop.run()
 
 
-@dataclass
-class _Episode:
-    """The state of one unfinished episode."""
-
-    spec: EpisodeSpec
-    worker: Worker
-    environment: Any
-    """The probe in this process: `reply_fault` and `action_of` only."""
-    traits: Traits
-    contexts: WindowContext | ConversationContext
-    max_turns: int
-    started: float = field(default_factory=time.monotonic)
-    task: str = ""
-    family: str = ""
-    observation: str = ""
-    admissible_actions: tuple[str, ...] | None = None
-    opening: tuple[Message, ...] = ()
-    turns: list[Turn] = field(default_factory=list)
-    reward: float = 0.0
-    success: bool = False
-    prompt: Context | None = None
-    generation: Generation | None = None
-    reply_text: str = ""
-    action: str = ""
-    fault: str = ""
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(turn.reply_ids) for turn in self.turns)
-
-
 class _Loop:
     def __init__(
         self,
@@ -150,10 +85,10 @@ class _Loop:
         self.on_group_end = on_group_end
         self.on_episode_end = on_episode_end
         self.tokenizer = renderer.tokenizer
-        self.answers: queue.SimpleQueue[tuple[_Episode, Future]] = queue.SimpleQueue()
-        self.waiting: dict[int, tuple[_Episode, Future, float]] = {}
+        self.answers: queue.SimpleQueue[tuple[Episode, Future]] = queue.SimpleQueue()
+        self.waiting: dict[int, tuple[Episode, Future, float]] = {}
         """Environment calls in flight: id of the episode -> (episode, future, deadline)."""
-        self.unfinished: dict[str, _Episode] = {}
+        self.unfinished: dict[str, Episode] = {}
         self.finished: dict[str, Trajectory] = {}
         self.group_sizes: dict[str, int] = {}
         self.groups: dict[str, list[Trajectory]] = {}
@@ -182,7 +117,7 @@ class _Loop:
     def _start(self, spec: EpisodeSpec) -> None:
         worker = self.pool.acquire(spec.environment)
         traits, limit = self.pool.traits[spec.environment], self.settings.max_turns
-        episode = self.unfinished[spec.uid] = _Episode(
+        episode = self.unfinished[spec.uid] = Episode(
             spec=spec,
             worker=worker,
             environment=self.pool.probes[spec.environment],
@@ -194,29 +129,31 @@ class _Loop:
 
     def _contexts(self, traits: Traits) -> WindowContext | ConversationContext:
         settings, template = self.settings, traits.prompt
+        renderer = self.renderer.with_tools(traits.tools)
         window = settings.model_window - 1 if settings.model_window else None
         limits = [limit for limit in (settings.max_prompt_length, window) if limit is not None]
         max_length = min(limits) if limits else None
-        if settings.context == "conversation":
-            return ConversationContext(self.renderer, template, max_length)
+        if (settings.context or traits.context) == "conversation":
+            return ConversationContext(renderer, template, max_length)
         length = settings.history_length
         shown = traits.history_length if length is None else length
-        return WindowContext(self.renderer, template, shown, max_length)
+        return WindowContext(renderer, template, shown, max_length)
 
-    def _on_reset(self, episode: _Episode, result: ResetResult) -> None:
+    def _on_reset(self, episode: Episode, result: ResetResult) -> None:
         episode.observation = result.observation
         episode.task = str(result.info.get("task") or result.observation)
         episode.family = str(result.info.get("family") or episode.spec.row.get("family") or "all")
         episode.admissible_actions = admissible_actions(result.info)
+        episode.messages = messages(result.info)
         self._ask_policy(episode)
 
-    def _ask_policy(self, episode: _Episode) -> None:
+    def _ask_policy(self, episode: Episode) -> None:
         settings = self.settings
         max_new_tokens = settings.max_completion_length
         if settings.max_episode_tokens is not None:
             max_new_tokens = min(max_new_tokens, settings.max_episode_tokens - episode.num_tokens)
         if max_new_tokens < 1:
-            self._end(episode, StopReason.MAX_EPISODE_TOKENS)
+            self._cut(episode, StopReason.MAX_EPISODE_TOKENS)
             return
         view = EpisodeView(
             episode.task,
@@ -225,10 +162,11 @@ class _Loop:
             tuple(
                 PastTurn(t.observation, t.action, t.next_observation, t.reply_text, t.reply_ids) for t in episode.turns
             ),
+            episode.messages,
         )
         episode.prompt = episode.contexts.next(view)
         if episode.prompt is None:
-            self._end(episode, StopReason.PROMPT_TOO_LONG)
+            self._cut(episode, StopReason.PROMPT_TOO_LONG)
             return
         episode.opening = episode.opening or episode.prompt.messages
         if settings.model_window is not None:
@@ -237,61 +175,99 @@ class _Loop:
         future = self.policy.submit(request)
         future.add_done_callback(lambda done: self.answers.put((episode, done)))
 
-    def _on_reply(self, episode: _Episode, generation: Generation) -> None:
+    def _on_reply(self, episode: Episode, generation: Generation) -> None:
         text = self.tokenizer.decode(
             list(generation.reply_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        block = find_action(text, episode.traits.action_tags)
+        traits = episode.traits
+        blocks = find_actions(text, traits.action_tags, traits.action_blocks == "all")
         episode.generation, episode.reply_text, episode.action = generation, text, ""
         try:
-            episode.fault = attribute(episode.environment, "reply_fault")(text, block)
-            action = attribute(episode.environment, "action_of")(block) if block is not None else ""
+            fault_of, action_of = (attribute(episode.environment, name) for name in ("reply_fault", "action_of"))
+            episode.fault = next(filter(None, (fault_of(text, block) for block in blocks or (None,))), "")
+            actions = [action_of(block) for block in blocks]
         except Exception as error:  # the environment's own code, like `step`
             self._end(episode, StopReason.ENV_ERROR, _error_text(error))
             return
-        if not isinstance(action, str):
-            self._end(episode, StopReason.ENV_ERROR, f"`action_of` returned {action!r:.80}, it must return a string")
-            return
-        episode.action = action
+        for action in actions:
+            if not isinstance(action, str):
+                self._end(
+                    episode, StopReason.ENV_ERROR, f"`action_of` returned {action!r:.80}, it must return a string"
+                )
+                return
+        episode.action = "\n".join(actions)
         self._await_environment(episode, episode.worker.step(episode.action))
 
-    def _on_step(self, episode: _Episode, result: StepResult) -> None:
-        reward = finite_number(result.reward)
+    def _on_step(self, episode: Episode, result: StepResult) -> None:
+        reward = self._reward(episode, result, "step")
         if reward is None:
-            self._end(
-                episode, StopReason.REWARD_ERROR, f"`step` gave the reward {result.reward!r:.80}, not a finite number"
-            )
             return
-        episode.reward += reward
         is_accepted = verdict(result.info, "valid", episode.environment, default=True)
-        self._add_turn(episode, result.observation, is_accepted and not episode.fault, reward)
+        episode.messages = messages(result.info)
+        self._add_turn(episode, result.observation, is_accepted and not episode.fault, reward, episode.messages)
         episode.success = verdict(result.info, "success", episode.environment, default=False)
         episode.observation = result.observation
         episode.admissible_actions = admissible_actions(result.info)
-        if result.terminated or result.truncated or len(episode.turns) >= episode.max_turns:
-            if episode.success:
-                reason = StopReason.SOLVED
-            elif result.terminated:
-                reason = StopReason.FAILED
-            elif result.truncated:
-                reason = StopReason.ENV_TRUNCATED
-            else:
-                reason = StopReason.MAX_TURNS
-            self._end(episode, reason)
-        else:
+        if result.terminated or result.truncated:
+            ended = StopReason.FAILED if result.terminated else StopReason.ENV_TRUNCATED
+            self._end(episode, StopReason.SOLVED if episode.success else ended)
+        elif len(episode.turns) < episode.max_turns:
             self._ask_policy(episode)
+        elif episode.success:
+            self._end(episode, StopReason.SOLVED)
+        else:
+            self._cut(episode, StopReason.MAX_TURNS)
 
-    def _add_turn(self, episode: _Episode, next_observation: str, is_valid: bool, reward: float) -> None:
+    def _cut(self, episode: Episode, reason: StopReason) -> None:
+        """End the episode at a limit of ours, after the environment's last word if it has one."""
+        if episode.traits.concludes and episode.turns:
+            episode.cut = reason
+            self._await_environment(episode, episode.worker.conclude())
+        else:
+            self._end(episode, reason)
+
+    def _on_conclusion(self, episode: Episode, result: StepResult, cut: StopReason) -> None:
+        if self._reward(episode, result, "conclude") is None:
+            return
+        # An episode that outgrew its tokens is no success, whatever its state (StopReason.SOLVED: terminated).
+        episode.success = verdict(result.info, "success", episode.environment, default=False)
+        self._end(episode, StopReason.SOLVED if episode.success and cut is StopReason.MAX_TURNS else cut)
+
+    def _reward(self, episode: Episode, result: StepResult, method: str) -> float | None:
+        """The result's reward, added to the episode's; None when it was none, and the episode has ended over it."""
+        reward = finite_number(result.reward)
+        if reward is None:
+            error = f"`{method}` gave the reward {result.reward!r:.80}, not a finite number"
+            self._end(episode, StopReason.REWARD_ERROR, error)
+        else:
+            episode.reward += reward
+        return reward
+
+    def _add_turn(
+        self,
+        episode: Episode,
+        next_observation: str,
+        is_valid: bool,
+        reward: float,
+        answer: tuple[Message, ...] = (),
+    ) -> None:
         prompt, generation = episode.prompt, episode.generation
         assert prompt is not None and generation is not None
-        tags = episode.traits.action_tags
+        traits = episode.traits
+        mask = action_token_mask(
+            self.tokenizer,
+            generation.reply_ids,
+            episode.reply_text,
+            traits.action_tags,
+            every=traits.action_blocks == "all",
+        )
         episode.turns.append(
             Turn(
                 prompt_ids=prompt.prompt_ids,
                 reply_ids=generation.reply_ids,
                 reply_text=episode.reply_text,
                 action=episode.action,
-                action_mask=tuple(action_token_mask(self.tokenizer, generation.reply_ids, episode.reply_text, tags)),
+                action_mask=tuple(mask),
                 observation=episode.observation,
                 next_observation=next_observation,
                 valid=is_valid,
@@ -300,11 +276,12 @@ class _Loop:
                 finish_reason=generation.finish_reason,
                 sampling_logps=generation.logps,
                 prompt_cuts=prompt.cuts,
+                answer=answer,
             )
         )
         episode.generation = None
 
-    def _end(self, episode: _Episode, reason: StopReason, error: str = "") -> None:
+    def _end(self, episode: Episode, reason: StopReason, error: str = "") -> None:
         spec = episode.spec
         if episode.generation is not None:  # the reply was sampled, its step never answered
             self._add_turn(episode, "", False, 0.0)
@@ -339,7 +316,7 @@ class _Loop:
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
-    def _await_environment(self, episode: _Episode, future: Future) -> None:
+    def _await_environment(self, episode: Episode, future: Future) -> None:
         self.waiting[id(episode)] = (episode, future, time.monotonic() + self.settings.environment_timeout)
         future.add_done_callback(lambda done: self.answers.put((episode, done)))
 
@@ -352,7 +329,7 @@ class _Loop:
         except queue.Empty:
             pass
 
-    def _handle(self, episode: _Episode, future: Future) -> None:
+    def _handle(self, episode: Episode, future: Future) -> None:
         call = self.waiting.get(id(episode))
         if call is not None and call[1] is future:
             del self.waiting[id(episode)]
@@ -364,7 +341,10 @@ class _Loop:
         elif isinstance(result := future.result(), ResetResult):
             self._on_reset(episode, result)
         elif isinstance(result, StepResult):
-            self._on_step(episode, result)
+            if episode.cut is None:
+                self._on_step(episode, result)
+            else:
+                self._on_conclusion(episode, result, episode.cut)
         else:
             self._on_reply(episode, result)
 

@@ -30,7 +30,7 @@ from .analyzer.compose import Composer
 from .analyzer.constructions import make_construction
 from .analyzer.prompts import load_prompts
 from .checkpoint import Buffer, TrainingState, load_state, save_state
-from .checks import check_arguments, check_model
+from .checks import check_arguments, check_environments, check_model
 from .collection import Collector
 from .config import TASPOConfig
 from .contexts import ChatRenderer
@@ -176,8 +176,14 @@ class TASPOTrainer(GRPOTrainer):
 
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
-        self.environment_pool = EnvironmentPool(factories, args.environment_backend)
-        self.experience_maker = self._make_experience_maker(functions)
+        self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
+        self.chat_renderer = ChatRenderer(self._tokenizer, args.chat_template_kwargs)
+        try:
+            check_environments(self.environment_pool, self.chat_renderer, args, bool(functions))
+            self.experience_maker = self._make_experience_maker(functions)
+        except BaseException:
+            self.environment_pool.close()
+            raise
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._update_seconds = 0.0
@@ -238,7 +244,7 @@ class TASPOTrainer(GRPOTrainer):
         collector = Collector(
             policy=self._make_policy(),
             pool=self.environment_pool,
-            renderer=ChatRenderer(self._tokenizer, args.chat_template_kwargs),
+            renderer=self.chat_renderer,
             rollout=RolloutSettings(
                 context=args.context,
                 history_length=args.history_length,
@@ -250,7 +256,11 @@ class TASPOTrainer(GRPOTrainer):
                 environment_timeout=args.environment_timeout,
             ),
             rewards=RewardSettings(
-                source=args.training_reward,
+                source=args.training_reward or "success",
+                source_of={
+                    name: args.training_reward or one.training_reward
+                    for name, one in self.environment_pool.traits.items()
+                },
                 functions=functions,
                 weights=self.reward_weights.tolist() if functions else (),
                 names=self.reward_func_names if functions else (),

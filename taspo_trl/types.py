@@ -96,6 +96,8 @@ class Turn:
     """Log-probabilities reported by the engine, over `reply_ids`; None for an engine that reports none."""
     prompt_cuts: int = 0
     """History items dropped plus observation cuts that this prompt needed to fit."""
+    answer: tuple[Mapping[str, Any], ...] = ()
+    """The chat messages that answered the action, where the environment wrote them itself (tool results)."""
 
 
 @dataclass(frozen=True, slots=True)

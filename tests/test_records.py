@@ -48,6 +48,7 @@ def full_record():
                     finish_reason=FinishReason.LENGTH,
                     sampling_logps=(-0.1, None, -2.5),
                     prompt_cuts=3,
+                    answer=({"role": "tool", "name": "look", "content": "a desk"},),
                 ),
                 turn((4,), (), action_mask=(), sampling_logps=()),
             ],

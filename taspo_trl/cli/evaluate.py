@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 from pathlib import Path
@@ -28,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--plays", type=int, default=1, help="plays of each task for each seed (default: 1)")
     made.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default)")
     made.add_argument("--top-p", type=float, default=1.0, help="nucleus (default: 1.0)")
-    made.add_argument("--context", choices=["window", "conversation"], default="window")
+    made.add_argument("--context", choices=["window", "conversation"], help="default: the environment's")
+    made.add_argument("--success-threshold", type=float, help="TRL classes: the reward that counts as success")
     made.add_argument("--max-turns", type=int, default=None, help="turns of an episode (default: the environment's)")
     made.add_argument("--max-completion-length", type=int, default=512, help="tokens of one reply (default: 512)")
     made.add_argument("--max-prompt-length", type=int, default=None, help="tokens of one prompt")
@@ -45,7 +47,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if options.compare:
-        return _compare(*options.compare, as_markdown=options.markdown)
+        first, second = options.compare
+        return _compare(first, second, options.markdown)
     if not options.model:
         raise ConfigurationError("`--model` is missing: a model id or a folder (or `--compare FIRST SECOND`).")
     results = _evaluate(options)
@@ -63,7 +66,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from ..rollout import RolloutSettings
 
     arguments = json_arguments(options.environment_kwargs, "--environment-kwargs")
-    data = environment_data(options.environment, options.split, json_arguments(options.dataset_kwargs, "--dataset-kwargs"))
+    data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
+    data = environment_data(options.environment, options.split, data_arguments)
     rows = list(data if options.limit is None else data.select(range(min(options.limit, len(data)))))
     policy, tokenizer, window = _policy(options)
     rollout = RolloutSettings(
@@ -74,7 +78,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
         model_window=window,
     )
     template_kwargs = json_arguments(options.chat_template_kwargs, "--chat-template-kwargs")
-    pool = EnvironmentPool({None: environment_factory(options.environment, arguments)})
+    factory = environment_factory(options.environment, arguments)
+    pool = EnvironmentPool({None: factory}, success_threshold=options.success_threshold)
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -93,7 +98,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
                     num_plays=options.plays,
                     max_in_flight=options.episodes,
                     progress_path=path.with_suffix(".progress.jsonl"),
-                    on_play=lambda play, bar=bar: progress.advance(bar),
+                    on_play=functools.partial(_advance, progress, bar),
                     settings=_facts(options, arguments, template_kwargs),
                 )
                 result.save(path)
@@ -102,6 +107,10 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         pool.close()
     return results
+
+
+def _advance(progress: Any, bar: Any, play: Any) -> None:
+    progress.advance(bar)
 
 
 def _policy(options: argparse.Namespace) -> tuple[Any, Any, int | None]:
@@ -116,9 +125,10 @@ def _policy(options: argparse.Namespace) -> tuple[Any, Any, int | None]:
     if (Path(options.model) / "adapter_config.json").exists():
         from peft import AutoPeftModelForCausalLM
 
-        model = AutoPeftModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).to(device)
+        model: Any = AutoPeftModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
     else:
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).to(device)
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
+    model = model.to(device)
     ends = model.generation_config.eos_token_id
     ends = [ends] if isinstance(ends, int) else list(ends or [])
     if tokenizer.eos_token_id not in ends:
@@ -152,7 +162,8 @@ def _facts(options: argparse.Namespace, arguments: dict, template_kwargs: dict) 
 def _output(options: argparse.Namespace, seed: int) -> Path:
     if options.output and len(options.seeds) == 1:
         return Path(options.output)
-    name = Path(options.output).stem if options.output else f"{Path(options.model).name}-{options.environment}-{options.split}"
+    name = f"{Path(options.model).name}-{options.environment.replace(':', '.')}-{options.split}"
+    name = Path(options.output).stem if options.output else name
     folder = Path(options.output).parent if options.output else Path("evaluations")
     return folder / f"{name}-seed{seed}.json"
 

@@ -34,6 +34,11 @@ def verdict(info: Mapping[str, Any], name: str, environment: Any, default: bool)
     return value is True
 
 
+def messages(info: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The chat messages that the environment wrote itself; empty when it leaves that to its template."""
+    return tuple(dict(one) for one in info.get("messages") or ())
+
+
 def admissible_actions(info: Mapping[str, Any]) -> tuple[str, ...] | None:
     """What may be done now; None when the environment does not say."""
     actions = info.get("admissible_actions")

@@ -42,6 +42,7 @@ class ResetResult:
     - `task` (`str`): the task in words; defaults to the observation.
     - `family` (`str`): the stratum for reporting; defaults to the row's `family` column, else `"all"`.
     - `admissible_actions` (`list[str]`): what may be done now; left out of the prompt when absent.
+    - `messages` (`list[dict]`): conversation contexts: the messages that open the chat, in place of the template's.
     """
 
     observation: str
@@ -56,9 +57,12 @@ class StepResult:
 
     - `valid` (`bool`): whether the action was accepted; only accepted actions can become evidence. Defaults to True.
     - `success` (`bool`): the verified verdict.
+    - `messages` (`list[dict]`): conversation contexts: the messages that answer the action, in place of the
+      template's user message.
 
-    For both only `True` itself is a yes: not 1, not "true", not a score, and not `numpy.True_`, which is another
-    object: write `bool(...)` around a comparison of arrays. None counts as absent; other types are warned about.
+    For `valid` and `success` only `True` itself is a yes: not 1, not "true", not a score, and not `numpy.True_`, which
+    is another object: write `bool(...)` around a comparison of arrays. None counts as absent; other types are warned
+    about.
     """
 
     observation: str
@@ -128,11 +132,26 @@ class TextEnvironment:
     """Turns after which an episode is cut, unless `TASPOConfig.max_turns` says otherwise."""
     worker: ClassVar[Literal["thread", "process"]] = "thread"
     """Where instances run by default: "process" for engines that are not thread-safe."""
+    action_blocks: Literal["first", "all"] = "first"
+    """Which complete blocks of a reply are executed. With "all", `step` gets their strings on one line each."""
+    context: Literal["window", "conversation"] = "window"
+    """The kind of context, unless `TASPOConfig.context` says otherwise."""
+    training_reward: Literal["success", "environment"] = "success"
+    """The environment's share of the reward, unless `TASPOConfig.training_reward` says otherwise."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of tools, for the chat template."""
 
     def reset(self, *, seed: int, **row: Any) -> ResetResult:
         raise NotImplementedError
 
     def step(self, action: str) -> StepResult:
+        raise NotImplementedError
+
+    def conclude(self) -> StepResult:
+        """Optional: the last word on an episode that the rollout loop ends at one of its own limits.
+
+        For environments whose reward is not known step by step. Only the reward and the verdict are read.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -183,11 +202,17 @@ class Traits:
     action_tags: tuple[str, ...]
     history_length: int
     max_turns: int
+    action_blocks: str = "first"
+    context: str = "window"
+    training_reward: str = "success"
+    tools: tuple[Mapping[str, Any], ...] = ()
+    concludes: bool = False
+    """Whether the class has a `conclude` of its own."""
 
 
 def traits_of(environment: Any) -> Traits:
     """The declarations of `environment`; [`~taspo_trl.errors.EnvironmentContractError`] for one of a wrong type."""
-    values = {name: attribute(environment, name) for name in Traits.__dataclass_fields__}
+    values = {name: attribute(environment, name) for name in Traits.__dataclass_fields__ if name != "concludes"}
     tags = values["action_tags"]
     is_right = {
         "prompt": isinstance(values["prompt"], PromptTemplate),
@@ -195,19 +220,29 @@ def traits_of(environment: Any) -> Traits:
         "action_tags": isinstance(tags, list | tuple) and bool(tags) and all(isinstance(tag, str) for tag in tags),
         "history_length": isinstance(values["history_length"], int) and values["history_length"] >= 0,
         "max_turns": isinstance(values["max_turns"], int) and values["max_turns"] >= 1,
+        "action_blocks": values["action_blocks"] in ("first", "all"),
+        "context": values["context"] in ("window", "conversation"),
+        "training_reward": values["training_reward"] in ("success", "environment"),
+        "tools": isinstance(values["tools"], list | tuple)
+        and all(isinstance(tool, Mapping) for tool in values["tools"]),
     }
     rules = {
         "prompt": "a `taspo_trl.environments.PromptTemplate`",
         "action_tags": 'a tuple of tag names, for example `("action",)`',
         "history_length": "a whole number, 0 or more",
         "max_turns": "a whole number, 1 or more",
+        "action_blocks": '"first" or "all"',
+        "context": '"window" or "conversation"',
+        "training_reward": '"success" or "environment"',
+        "tools": "a tuple of JSON schemas",
     }
     for name, value in values.items():
         if not is_right[name]:
             raise EnvironmentContractError(
                 f"`{type(environment).__name__}.{name}` is {value!r:.80}; it must be {rules[name]}."
             )
-    return Traits(**{**values, "action_tags": tuple(tags)})
+    concludes = getattr(type(environment), "conclude", TextEnvironment.conclude) is not TextEnvironment.conclude
+    return Traits(**{**values, "action_tags": tuple(tags), "tools": tuple(values["tools"]), "concludes": concludes})
 
 
 def check_environment(environment: Any) -> None:
@@ -218,6 +253,16 @@ def check_environment(environment: Any) -> None:
             f"`{type(environment).__name__}` has no method {', '.join(f'`{name}`' for name in missing)}. An "
             "environment needs `reset(*, seed, **row) -> ResetResult`, `step(action) -> StepResult` and `close()`."
         )
+
+
+def call(environment: Any, method: str, arguments: Mapping[str, Any]) -> ResetResult | StepResult:
+    """What `reset`, `step` or `conclude` returns, checked."""
+    if method == "step":
+        result = environment.step(arguments["action"])  # by position: a class may call it `command`
+    else:
+        result = getattr(environment, method)(**arguments)
+    check_result(result, ResetResult if method == "reset" else StepResult, method, environment)
+    return result
 
 
 def check_result(result: Any, expected: type[ResetResult] | type[StepResult], method: str, environment: Any) -> None:
@@ -238,8 +283,16 @@ def check_result(result: Any, expected: type[ResetResult] | type[StepResult], me
     actions = result.info.get("admissible_actions")
     if isinstance(actions, str | bytes) or not (actions is None or isinstance(actions, Collection)):
         refuse(f"gave the `admissible_actions` {actions!r:.80}", "they must be a list of strings")
+    messages = result.info.get("messages")
+    if messages is not None:
+        is_chat = isinstance(messages, list | tuple) and all(
+            isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages
+        )
+        if not is_chat:
+            refuse(f"gave the `messages` {messages!r:.80}", "they must be a list of chat messages with a `role`")
     texts = [result.observation, *(result.info.get(name, "") for name in ("task", "family"))]
     texts.extend(() if actions is None else actions)
+    texts.extend(one.get("content") or "" for one in messages or ())
     for text in map(str, texts):
         if not is_unicode(text):
             refuse(f"gave the text {text!r:.80}", "it holds half of a surrogate pair and cannot be encoded")

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import EnvironmentContractError, ServiceError
-from .base import ResetResult, StepResult, check_result
+from .base import ResetResult, StepResult, call
 
 
 Factory = Callable[[], Any]
@@ -67,6 +67,9 @@ class RemoteEnvironment:
     def step(self, action: str) -> StepResult:
         return self._ask("step", {"action": action})
 
+    def conclude(self) -> StepResult:
+        return self._ask("conclude", {})
+
     def kill(self) -> None:
         """End the process now; a call in flight raises [`EnvironmentDied`]."""
         self._process.kill()
@@ -106,22 +109,17 @@ def _serve(connection: Connection, factory: Factory) -> None:
     try:
         while True:
             try:
-                call = connection.recv()
+                request = connection.recv()
             except (EOFError, OSError):
                 break
-            if call is None:
+            if request is None:
                 break
-            method, arguments = call
+            method, arguments = request
+            answer: tuple[str, Any]
             try:
                 if environment is None:
                     environment = factory()
-                if method == "reset":
-                    result = environment.reset(**arguments)
-                    check_result(result, ResetResult, method, environment)
-                else:
-                    result = environment.step(arguments["action"])
-                    check_result(result, StepResult, method, environment)
-                answer = ("result", result)
+                answer = ("result", call(environment, method, arguments))
                 pickle.dumps(answer)
             except ServiceError as error:
                 answer = ("service", str(error))

@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..errors import ConfigurationError, EnvironmentContractError
-from .base import ResetResult, StepResult, Traits, attribute, check_environment, check_result, traits_of
+from .base import ResetResult, StepResult, Traits, attribute, call, check_environment, traits_of
 from .remote import Factory, RemoteEnvironment, check_importable
+from .tools import adapted
 
 
 _CLOSE_SECONDS = 10.0
@@ -31,12 +32,21 @@ class EnvironmentPool:
             Environment name -> callable that makes an instance. The single unnamed environment has the name None.
         backend (`str`, *optional*, defaults to `"auto"`):
             `"thread"`, `"process"`, or `"auto"`: what the environment's attribute `worker` says.
+        success_threshold (`float`, *optional*):
+            For classes written for TRL's `environment_factory`, which are adapted
+            ([`~taspo_trl.environments.tools.ToolEnvironment`]): the reward that counts as a verified success.
     """
 
-    def __init__(self, factories: Mapping[str | None, Factory], backend: str = "auto"):
+    def __init__(
+        self,
+        factories: Mapping[str | None, Factory],
+        backend: str = "auto",
+        success_threshold: float | None = None,
+    ):
         if backend not in ("auto", "thread", "process"):
             raise ConfigurationError(f"The worker backend must be 'auto', 'thread' or 'process', got {backend!r}.")
         self._factories = dict(factories)
+        self._success_threshold = success_threshold
         self._idle: dict[str | None, list[Worker]] = {name: [] for name in self._factories}
         self._busy: set[Worker] = set()
         self._leaving: set[Worker] = set()
@@ -54,8 +64,8 @@ class EnvironmentPool:
             raise
 
     def _add(self, name: str | None, backend: str) -> None:
-        factory = self._factories[name]
-        self.probes[name] = probe = factory()
+        factory, probe = adapted(self._factories[name], self._success_threshold)
+        self._factories[name], self.probes[name] = factory, probe
         check_environment(probe)
         self.traits[name] = traits_of(probe)
         self._backends[name] = chosen = attribute(probe, "worker") if backend == "auto" else backend
@@ -144,6 +154,9 @@ class Worker:
     def step(self, action: str) -> Future[StepResult]:
         return self._submit("step", {"action": action})
 
+    def conclude(self) -> Future[StepResult]:
+        return self._submit("conclude", {})
+
     @property
     def is_alive(self) -> bool:
         """Whether the instance is not yet closed."""
@@ -168,8 +181,8 @@ class Worker:
         return future
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            method, arguments, future = call
+        while (request := self._calls.get()) is not None:
+            method, arguments, future = request
             self._is_in_call = True
             if self._is_stopped:  # read behind the flag above: either `stop` sees the call, or the call sees the stop
                 break
@@ -191,10 +204,4 @@ class Worker:
             self._environment = self._factory()
             if self._is_stopped:  # nobody waits any more, and a process made too late to be killed must not be called
                 raise RuntimeError("The worker was given up while its environment was being made.")
-        if method == "reset":
-            result = self._environment.reset(**arguments)
-            check_result(result, ResetResult, "reset", self._environment)
-        else:
-            result = self._environment.step(arguments["action"])
-            check_result(result, StepResult, "step", self._environment)
-        return result
+        return call(self._environment, method, arguments)
