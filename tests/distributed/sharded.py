@@ -1,7 +1,7 @@
 """One process of the FSDP2 test: scoring and loss on a model whose parameters are sharded over CPU processes.
 
-Accelerate runs FSDP on accelerators only (with `use_cpu` it falls back to DDP), so the model is sharded here by torch's
-own `fully_shard`, which accelerate calls too.
+Accelerate runs FSDP on accelerators only (with `use_cpu` it falls back to DDP), so the model is sharded here by
+torch's own `fully_shard`, which accelerate calls too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One process of a distributed test: trains a tiny model on scripted rollouts and leaves what it saw in a file.
 
-    torchrun --nproc_per_node 2 -m tests.distributed.worker '{"output": ..., "scenario": ...}'
+torchrun --nproc_per_node 2 -m tests.distributed.worker '{"output": ..., "scenario": ...}'
 """
 
 from __future__ import annotations
