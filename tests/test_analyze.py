@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 from rich.console import Console
 
 from taspo_trl.analyze import CreditSettings, analyze
@@ -22,7 +21,7 @@ from taspo_trl.records import TrajectoryRecord, read_records, write_records
 
 from . import tiny
 from .analyzer.endpoint import Endpoint, Reply, honest
-from .analyzer.test_litellm_training import Shop, reply
+from .analyzer.shop import shop_trainer
 from .tokenizers import byte_bpe
 from .trajectories import outcomes
 
@@ -53,18 +52,8 @@ class Counting(ExtractiveAnalyzer):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A trainer after one step with a learning rate of 0, its records with prompt ids."""
-    tok = byte_bpe()
-    trainer = tiny.trainer(
-        tmp_path_factory.mktemp("out"),
-        model=tiny.model(vocab_size=len(tok), eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id),
-        processing_class=tok,
-        train_dataset=Dataset.from_list([{"task_id": str(k)} for k in range(4)]),
-        environment_factory=Shop,
-        policy=tiny.ScriptedPolicy(reply, tok),
-        max_completion_length=64,
-        learning_rate=0.0,
-        save_trajectories="full",
-    )
+    folder = tmp_path_factory.mktemp("out")
+    trainer = shop_trainer(folder, learning_rate=0.0, save_trajectories="full")
     trainer.train()
     yield trainer
     trainer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +50,19 @@ def make_analyzer() -> Iterator[Callable[..., LiteLLMAnalyzer]]:
     yield make
     for analyzer in made:
         analyzer.close()
+
+
+@pytest.fixture
+def make_trainer(tmp_path) -> Iterator[Callable[..., Any]]:
+    """Makes trainers on the shop and closes them."""
+    from .shop import shop_trainer  # loads torch and trl, which most analyzer tests do not need
+
+    made = []
+
+    def make(output_dir: Path = tmp_path / "out", **values: Any) -> Any:
+        made.append(shop_trainer(output_dir, **values))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()

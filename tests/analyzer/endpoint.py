@@ -169,3 +169,18 @@ class Endpoint:
 def honest(request: Received) -> str:
     """What the embedded analyzer answers to the request's payload."""
     return ExtractiveAnalyzer().complete(AnalyzerRequest(request.stage, "", request.payload)).text
+
+
+OK = Reply("{}")
+ALL_PROVIDERS = ["openai/m", "deepseek/m", "zai/m", "dashscope/m", "hosted_vllm/m", "openrouter/a/m"]
+"""One model for each of LiteLLM's routes and of our ways to switch reasoning off."""
+
+
+def request(number: int = 0) -> AnalyzerRequest:
+    """A question that is none, different for each number."""
+    return AnalyzerRequest("extraction", "json", {"task": str(number), "trajectories": []})
+
+
+def warned(caplog: Any, words: str) -> int:
+    """How many log records hold `words`."""
+    return sum(words in record.getMessage() for record in caplog.records)
