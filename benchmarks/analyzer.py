@@ -31,7 +31,7 @@ from rich.table import Table
 
 
 DELAYS = (0.0, 2.0)
-BATCHES = ((4, 4), (8, 8))  # tasks, generations
+BATCHES = ((8, 8), (16, 8))  # tasks, generations; the paper's is the second
 GROUP_SIZES = (4, 8, 16)
 WORKERS = 4
 
@@ -120,7 +120,7 @@ def make_trainer(url: str, folder: str, num_tasks: int, num_generations: int) ->
         num_generations=num_generations,
         per_device_train_batch_size=num_tasks * num_generations // 2,
         steps_per_generation=2,  # two updates from a batch: log pi_old is computed while the analyzer works
-        max_steps=6,
+        max_steps=4,
         max_completion_length=16,
         save_strategy="no",
         save_trajectories="no",

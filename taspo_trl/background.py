@@ -13,8 +13,11 @@ from concurrent.futures import Future
 from typing import Any
 
 
+_Call = tuple[Future, Callable[..., Any], tuple]
+
+
 class DaemonPool:
-    """Runs calls in a few daemon threads, in the order of submission.
+    """Runs calls in a few daemon threads: urgent ones first, else in the order of submission.
 
     Args:
         max_workers (`int`):
@@ -27,18 +30,20 @@ class DaemonPool:
         self._max_workers = max_workers
         self._name = name
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[tuple[Future, Callable[..., Any], tuple] | None] = queue.SimpleQueue()
+        self._calls: queue.PriorityQueue[tuple[int, int, _Call | None]] = queue.PriorityQueue()
+        self._num_submitted = 0
         self._num_threads = 0
         self._num_unfinished = 0
         self._is_retired = False
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Queue a call."""
+    def submit(self, function: Callable[..., Any], *arguments: Any, is_urgent: bool = False) -> Future:
+        """Queue a call; an urgent one overtakes those that are not."""
         future: Future = Future()
         with self._lock:
             if self._is_retired:
                 raise RuntimeError("The pool takes no more work.")
-            self._calls.put((future, function, arguments))
+            self._num_submitted += 1
+            self._calls.put((0 if is_urgent else 1, self._num_submitted, (future, function, arguments)))
             self._num_unfinished += 1
             if self._num_threads < min(self._max_workers, self._num_unfinished):
                 name = f"{self._name}-{self._num_threads}"
@@ -54,16 +59,16 @@ class DaemonPool:
             return
         while True:
             try:
-                call = self._calls.get_nowait()
+                _, _, call = self._calls.get_nowait()
             except queue.Empty:
                 break
             if call is not None:
                 call[0].cancel()
-        for _ in range(self._num_threads):
-            self._calls.put(None)
+        for k in range(self._num_threads):
+            self._calls.put((0, -k, None))
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._calls.get()[2]) is not None:
             future, function, arguments = call
             if future.set_running_or_notify_cancel():
                 try:

@@ -137,7 +137,9 @@ class GuidanceStage:
             self._pool = DaemonPool(self._max_workers, "taspo-guidance")
         if self._started is None:
             self._started = time.monotonic()
-        work = _Work(group, targets, self._pool.submit(self._construction.prepare, group))
+        # Urgent: what follows from it keeps all workers busy, while nothing waits for a single target.
+        prepared = self._pool.submit(self._construction.prepare, group, is_urgent=True)
+        work = _Work(group, targets, prepared)
         self._work.append(work)
         work.prepared.add_done_callback(lambda done: self._build(work, done))
 

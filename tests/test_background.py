@@ -38,6 +38,19 @@ def test_calls_run_in_the_order_of_submission():
     pool.retire()
 
 
+def test_urgent_calls_overtake_the_others_and_not_each_other(gate):
+    pool, order = DaemonPool(1, "taspo-x"), []
+    pool.submit(gate.wait)
+    futures = [
+        pool.submit(order.append, f"{'urgent' if k % 2 else 'other'} {k}", is_urgent=bool(k % 2)) for k in range(6)
+    ]
+    gate.set()
+    for future in futures:
+        future.result(timeout=5)
+    assert order == ["urgent 1", "urgent 3", "urgent 5", "other 0", "other 2", "other 4"]
+    pool.retire()
+
+
 def test_no_more_threads_than_workers_and_none_without_work(gate):
     with no_new_threads():
         pool = DaemonPool(3, "taspo-few")
@@ -170,6 +183,17 @@ def test_a_budget_that_suffices_changes_nothing():
     batch = stage.collect()
     assert all(batch.guidance[f"g0-k{k}"] for k in (1, 2)) and batch.visible_seconds < 5
     stage.close()
+
+
+def test_the_last_group_is_prepared_before_the_targets_of_the_others(gate):
+    construction = Slow(prepare=gate)
+    stage = GuidanceStage(construction, max_workers=1)
+    stage.submit(outcomes(1, 0, 0, 0))
+    stage.submit(outcomes(1, 0, group_id="g1"))
+    gate.set()
+    stage.collect()
+    stage.close()
+    assert construction.finished == ["g0", "g1", "g0-k1", "g0-k2", "g0-k3", "g1-k1"]
 
 
 def test_being_late_is_said_once(gate, caplog):
