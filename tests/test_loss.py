@@ -117,9 +117,9 @@ def test_importance_ratio_multiplies_the_surrogate_only():
 
 
 def test_kl_and_entropy_need_their_inputs():
-    with pytest.raises(ValueError, match="^`ref_logps` is needed"):
+    with pytest.raises(ValueError, match=r"^`ref_logps` is needed"):
         one_token(1.0, 1.0, beta=0.1)
-    with pytest.raises(ValueError, match="^`entropies` are needed"):
+    with pytest.raises(ValueError, match=r"^`entropies` are needed"):
         one_token(1.0, 1.0, entropy_coef=0.1)
 
 

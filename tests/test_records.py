@@ -102,7 +102,7 @@ def without_prompt_ids(record):
 
 @pytest.mark.parametrize("record", [full_record(), minimal_record()], ids=["full", "minimal"])
 def test_everything_comes_back(tmp_path, record):
-    path = tmp_path / "deep" / "records.jsonl"
+    path = tmp_path / "very" / "deep" / "records.jsonl"
     write_records(path, [record, record], with_prompt_ids=True)
     assert list(read_records(path)) == [record, record]
     write_records(path, [record])
