@@ -1,4 +1,8 @@
-"""What TRL's checkpoints lack: the rows of a partly used rollout batch, and where in it the run stands."""
+"""What TRL's checkpoints lack: the rows of a partly used rollout batch, and where in it the run stands.
+
+The rows are in a file of their own, whose name begins with `_`: they hold what the policy wrote in its episodes, and
+checkpoints may be pushed to the Hub without it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from .errors import ConfigurationError
 Buffer = list[list[list[LossRow]]]
 """For each micro-step of a rollout batch its micro-batches of rows."""
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class TrainingState:
     step: int
     """Micro-steps taken so far (TRL's `_step`)."""
     buffer: Buffer | None
-    """This process's rows of a partly used rollout batch; None between batches."""
+    """This process's rows of a partly used rollout batch; None between batches, and where the rows did not travel."""
     layout: Mapping[str, int]
     """The settings that the buffer was made for; a run with others cannot use it."""
 
@@ -36,16 +40,23 @@ def state_path(folder: str | Path, process_index: int) -> Path:
     return Path(folder) / f"taspo_state_{process_index}.pt"
 
 
+def rows_path(folder: str | Path, process_index: int) -> Path:
+    """Where the rows of a process lie in a checkpoint folder."""
+    return Path(folder) / f"_taspo_rows_{process_index}.pt"
+
+
 def save_state(folder: str | Path, process_index: int, state: TrainingState) -> None:
     """Write the state into a checkpoint folder: tensors, numbers and strings, which load without running code."""
-    buffer = None
-    if state.buffer is not None:
-        buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]
     Path(folder).mkdir(parents=True, exist_ok=True)
     torch.save(
-        {"version": _VERSION, "step": state.step, "layout": dict(state.layout), "buffer": buffer},
-        state_path(folder, process_index),
+        {"version": _VERSION, "step": state.step, "layout": dict(state.layout)}, state_path(folder, process_index)
     )
+    rows = rows_path(folder, process_index)
+    if state.buffer is None:
+        rows.unlink(missing_ok=True)  # those of an earlier run in the same folder
+        return
+    buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]
+    torch.save({"version": _VERSION, "buffer": buffer}, rows)
 
 
 def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
@@ -57,16 +68,20 @@ def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
     path = state_path(folder, process_index)
     if not path.exists():
         return None
+    data = _load(path)
+    rows = rows_path(folder, process_index)
+    return TrainingState(data["step"], _buffer(_load(rows)["buffer"]) if rows.exists() else None, data["layout"])
+
+
+def _load(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = torch.load(path, weights_only=True)
     if data["version"] != _VERSION:
         raise ConfigurationError(
             f"{path} is a training state of version {data['version']!r}, this version of taspo_trl reads {_VERSION}. "
             "Resume with the version that wrote it."
         )
-    return TrainingState(data["step"], _buffer(data["buffer"]), data["layout"])
+    return data
 
 
-def _buffer(data: Sequence | None) -> Buffer | None:
-    if data is None:
-        return None
+def _buffer(data: Sequence) -> Buffer:
     return [[[from_state(row) for row in batch] for batch in micro] for micro in data]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from taspo_trl.batches import EMPTY_ROW, LossRow
-from taspo_trl.checkpoint import TrainingState, load_state, save_state, state_path
+from taspo_trl.checkpoint import TrainingState, load_state, rows_path, save_state, state_path
 from taspo_trl.errors import ConfigurationError
 
 
@@ -43,6 +43,19 @@ def test_file_loads_without_running_code(tmp_path):
     data = torch.load(state_path(tmp_path, 0), weights_only=True)
     assert data["step"] == 3
     assert data["layout"] == LAYOUT
+
+
+def test_rows_are_in_a_file_whose_name_keeps_it_from_the_hub(tmp_path):
+    save_state(tmp_path, 0, TrainingState(3, [[[FULL]]], LAYOUT))
+    assert {path.name for path in tmp_path.iterdir()} == {"taspo_state_0.pt", "_taspo_rows_0.pt"}
+    rows_path(tmp_path, 0).unlink()
+    assert load_state(tmp_path, 0) == TrainingState(3, None, LAYOUT)
+
+
+def test_rows_of_an_earlier_run_do_not_come_back(tmp_path):
+    save_state(tmp_path, 0, TrainingState(3, [[[FULL]]], LAYOUT))
+    save_state(tmp_path, 0, TrainingState(4, None, LAYOUT))
+    assert load_state(tmp_path, 0) == TrainingState(4, None, LAYOUT)
 
 
 def test_every_process_has_its_own_file(tmp_path):
