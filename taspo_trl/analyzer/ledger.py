@@ -97,8 +97,33 @@ class Ledger:
                 errors=dict(self._errors),
             )
 
+    def run_totals(self) -> Totals:
+        """The calls of the whole run that reached its model, over all processes and restarts of it."""
+
+        def work(connection: sqlite3.Connection) -> tuple[tuple, list[tuple]]:
+            sums = connection.execute(
+                "SELECT COUNT(*), TOTAL(requests), TOTAL(prompt_tokens), TOTAL(completion_tokens), SUM(cost_usd), "
+                "TOTAL(seconds) FROM calls WHERE run = ?",
+                (self._run,),
+            ).fetchone()
+            errors = connection.execute(
+                "SELECT error, COUNT(*) FROM calls WHERE run = ? AND error != '' GROUP BY error", (self._run,)
+            ).fetchall()
+            return sums, errors
+
+        (calls, requests, prompt_tokens, completion_tokens, cost, seconds), errors = self._database.read(work)
+        return Totals(
+            calls=calls,
+            requests=int(requests),
+            prompt_tokens=int(prompt_tokens),
+            completion_tokens=int(completion_tokens),
+            cost_usd=cost,
+            seconds=seconds,
+            errors=dict(errors),
+        )
+
     def spent(self) -> tuple[float, int]:
-        """(USD, tokens) of the whole run, over all processes and restarts that share the database."""
+        """(USD, tokens) of the whole run, over all processes and restarts of it."""
         row = self._database.read(
             lambda c: c.execute(
                 "SELECT TOTAL(cost_usd), TOTAL(prompt_tokens) + TOTAL(completion_tokens) FROM calls WHERE run = ?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -162,6 +163,18 @@ class LiteLLMAnalyzer:
     def totals(self) -> Totals:
         """Calls, tokens and cost so far."""
         return self._ledger.totals()
+
+    @property
+    def run_totals(self) -> Totals:
+        """The same of the whole `run`, over its processes and restarts, without what the cache answered.
+
+        Without a cache, of this object.
+        """
+        if self._cache is not None:
+            with contextlib.suppress(sqlite3.Error):
+                return self._ledger.run_totals()
+        totals = self.totals
+        return replace(totals, calls=totals.calls - totals.cached, cached=0)
 
     def complete(self, request: AnalyzerRequest) -> AnalyzerReply:
         """Answer one request, from the cache if it was ever answered. Called from several threads at once.
