@@ -145,8 +145,8 @@ def _hidden_main() -> Iterator[None]:
     need nothing from it: factories are importable.
     """
     main = sys.modules["__main__"]
-    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
-    with _MAIN_LOCK:
+    with _MAIN_LOCK:  # read inside as well: another thread's start may be hiding them now
+        hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
         try:
             if "__file__" in hidden:
                 del main.__file__
