@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from dataclasses import dataclass, field, fields
@@ -135,6 +136,10 @@ class TASPOConfig(GRPOConfig):
         save_trajectories (`str`, *optional*, defaults to `"text"`):
             What is written to `output_dir/_trajectories` for each rollout batch: `"text"` (everything but prompt ids),
             `"full"` (prompt ids too, needed to score them again offline), or `"no"`.
+        hub_push_trajectories (`bool`, *optional*, defaults to `False`):
+            Whether pushes to the Hub take along what holds episodes: trajectories, evaluations, viewer pages, the
+            table of `log_completions`, and in checkpoints the rows of a partly used rollout batch, without which a run
+            resumed from there plays that batch again. Never the analyzer's cache.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -142,6 +147,8 @@ class TASPOConfig(GRPOConfig):
     > - `delta`: Defaults to `3.0` instead of `None`.
     > - `use_bias_correction_kl`: Defaults to `False` instead of `True`.
     > - `num_generations_eval`: Defaults to `1` instead of `None`.
+    > - `hub_private_repo`: Defaults to `True` instead of `None`. Repositories that a run makes on the Hub are private
+    >   unless it is `False`; `None` counts as `True`.
     """
 
     # TRL defaults that the method changes
@@ -162,6 +169,13 @@ class TASPOConfig(GRPOConfig):
     num_generations_eval: int | None = field(
         default=1,
         metadata={"help": "Plays of each task in evaluation."},
+    )
+    hub_private_repo: bool | None = field(
+        default=True,
+        metadata={
+            "help": "Whether repositories (and trackio Spaces) that the run makes on the Hub are private. Only "
+            "`False` makes them public."
+        },
     )
 
     # Parameters that control the episodes
@@ -393,8 +407,17 @@ class TASPOConfig(GRPOConfig):
             "choices": ["text", "full", "no"],
         },
     )
+    hub_push_trajectories: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether pushes to the Hub take along trajectories, evaluations, viewer pages, the table of "
+            "`log_completions` and, in checkpoints, the rows of a partly used rollout batch."
+        },
+    )
 
     def __post_init__(self):
+        if self.hub_private_repo is None:  # to transformers that means public, but for some organizations
+            self.hub_private_repo = True
         self._check_own_options()
         check_options({one.name: getattr(self, one.name) for one in fields(self)})
         if self.use_vllm:
@@ -413,6 +436,26 @@ class TASPOConfig(GRPOConfig):
                 UserWarning,
                 stacklevel=2,
             )
+
+    def set_push_to_hub(self, *args, **kwargs):
+        super().set_push_to_hub(*args, **kwargs)
+        if self.hub_private_repo is None:
+            self.hub_private_repo = True
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: `training_args.bin` lies in every checkpoint and goes to the Hub, so it holds no token."""
+        return {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+
+    def __copy__(self) -> TASPOConfig:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict) -> TASPOConfig:
+        made = object.__new__(type(self))
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def _check_own_options(self) -> None:
         for one in fields(self):

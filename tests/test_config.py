@@ -1,7 +1,9 @@
 """TASPOConfig: defaults, validation, help and documentation."""
 
+import copy
 import dataclasses
 import math
+import pickle
 import re
 import warnings
 
@@ -13,7 +15,13 @@ from taspo_trl import TASPOConfig
 from taspo_trl.errors import ConfigurationError
 
 
-CHANGED = {"loss_type": "grpo", "delta": 3.0, "use_bias_correction_kl": False, "num_generations_eval": 1}
+CHANGED = {
+    "loss_type": "grpo",
+    "delta": 3.0,
+    "use_bias_correction_kl": False,
+    "num_generations_eval": 1,
+    "hub_private_repo": True,
+}
 FIELDS = {one.name: one for one in dataclasses.fields(TASPOConfig)}
 OWN = [name for name in TASPOConfig.__annotations__ if name in FIELDS and name not in CHANGED]
 ENTRIES = list(
@@ -166,6 +174,24 @@ def test_edges_that_make_sense_are_allowed(tmp_path, values):
 def test_cut_sampling_is_allowed_and_warned_about(tmp_path, values):
     with pytest.warns(UserWarning, match="not exactly the policy that learns"):
         make(tmp_path, **values)
+
+
+@pytest.mark.parametrize(("asked", "private"), [({}, True), ({"hub_private_repo": None}, True),
+    ({"hub_private_repo": True}, True), ({"hub_private_repo": False}, False)])  # fmt: skip
+def test_repositories_are_private_unless_the_user_says_no(tmp_path, asked, private):
+    made = make(tmp_path, **asked)
+    assert made.hub_private_repo is private
+    assert made.set_push_to_hub("me/agent").hub_private_repo is True
+    assert made.set_push_to_hub("me/agent", private_repo=False).hub_private_repo is False
+
+
+def test_a_token_is_copied_but_never_pickled(tmp_path):
+    made = make(tmp_path, hub_token="hf_CANARY7731", run_name="kept")
+    for twin in (copy.copy(made), copy.deepcopy(made)):
+        assert (twin.hub_token, twin.run_name) == ("hf_CANARY7731", "kept")
+    data = pickle.dumps(made)
+    assert b"CANARY" not in data
+    assert (pickle.loads(data).hub_token, pickle.loads(data).run_name) == (None, "kept")
 
 
 def test_every_field_is_a_flag_with_printable_help():
