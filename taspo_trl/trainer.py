@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +31,8 @@ from .analyzer.build import configured_analyzer
 from .analyzer.compose import Composer
 from .analyzer.constructions import make_construction
 from .analyzer.prompts import load_prompts
+from .analyzer.secret import Secret, redacted
+from .card_facts import RunParts, environment_name, gather_facts, split_names
 from .checkpoint import Buffer, TrainingState, load_state, save_state
 from .checks import check_arguments, check_environments, check_model
 from .collection import Collector
@@ -40,9 +44,11 @@ from .errors import ConfigurationError
 from .evaluation import EvaluationResult, evaluate_tasks
 from .experience import Experience, ExperienceMaker, ExperienceSettings, UpdateLayout
 from .guidance import GuidanceStage
+from .hub import selective_uploads
 from .importance import importance_settings
 from .loss import taspo_loss, token_sums
 from .metrics import update_metrics
+from .model_card import TRL_CITATION, model_card
 from .passes import PolicyPasses
 from .policy import Policy, SamplingSettings, TransformersPolicy
 from .policy.build import VLLMEngine, make_vllm_engine
@@ -51,6 +57,9 @@ from .projection import add_selected_projection
 from .rewards import RewardFunction, RewardSettings, conversation_of
 from .rollout import RolloutSettings
 from .sampler import EpochSampler
+
+
+logger = logging.getLogger(__name__)
 
 
 def _no_reward(**kwargs: Any) -> list[None]:
@@ -122,6 +131,8 @@ class TASPOTrainer(GRPOTrainer):
     }
 
     args: TASPOConfig
+    split_names: Mapping[str, str] = MappingProxyType({})
+    """For the model card, where the data has no column `split`: `"train"` or an evaluation's prefix -> split."""
 
     def __init__(
         self,
@@ -184,6 +195,9 @@ class TASPOTrainer(GRPOTrainer):
         except BaseException:
             self.environment_pool.close()
             raise
+        self._environment_names = {
+            name: environment_name(factory, self.environment_pool.probes[name]) for name, factory in factories.items()
+        }
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._update_seconds = 0.0
@@ -506,10 +520,17 @@ class TASPOTrainer(GRPOTrainer):
                 num_plays=self.num_generations_eval,
                 max_in_flight=args.per_device_eval_batch_size,
                 on_play=lambda play: bar.update(),
-                settings={"global_step": self.state.global_step},
+                settings={"global_step": self.state.global_step, "weights_step": self._weights_step},
             )
         plays = self._gather(list(result.plays))
-        return EvaluationResult(tuple(plays), {**result.settings, "num_tasks": len(rows)})
+        facts = {"num_tasks": len(rows), "splits": list(split_names(row.get("split") for row in rows))}
+        return EvaluationResult(tuple(plays), {**result.settings, **facts})
+
+    @property
+    def _weights_step(self) -> int:
+        """The optimizer step whose weights the model has: after training, those of the best checkpoint may be back."""
+        best = self.state.best_global_step if self.args.load_best_model_at_end and not self.is_in_train else None
+        return best or self.state.global_step
 
     # ---- logs and checkpoints --------------------------------------------------------------------------------------
 
@@ -560,6 +581,12 @@ class TASPOTrainer(GRPOTrainer):
                 f"{checkpoint} holds a partly used rollout batch made for {dict(state.layout)}, but the run has "
                 f"{self._layout}. Resume with the same settings, or from a checkpoint between two rollout batches."
             )
+        if state.buffer is None and state.step % self._micro_steps_per_rollout:
+            logger.warning(
+                "%s does not hold the rows of its partly used rollout batch, which stay behind when a checkpoint goes "
+                "to the Hub. The tasks of that batch are played again, for the updates that are left of it.",
+                checkpoint,
+            )
         self._step, self._buffer = state.step, state.buffer
 
     @property
@@ -570,6 +597,83 @@ class TASPOTrainer(GRPOTrainer):
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "num_iterations": self.num_iterations,
         }
+
+    # ---- the Hub ---------------------------------------------------------------------------------------------------
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+        license: str | None = None,
+    ) -> None:
+        """Write `output_dir/README.md`: what was trained, on what, how well it does, at what price, how to load it.
+
+        Args:
+            model_name (`str`, *optional*):
+                Name of the model. If `None`, the last part of `hub_model_id` or of `output_dir`.
+            dataset_name (`str`, *optional*):
+                Data set on the Hub that the tasks come from.
+            tags (`str` or `list[str]`, *optional*):
+                Further tags.
+            license (`str`, *optional*):
+                The Hub's name of the license, for example `"apache-2.0"`. If `None`, the card has none.
+        """
+        if self.is_world_process_zero():
+            self._write_model_card(self.args.output_dir, model_name, dataset_name, tags, license)
+
+    def _write_model_card(
+        self,
+        folder: str,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+        license: str | None = None,
+    ) -> None:
+        parts = RunParts(
+            args=self.args,
+            state=self.state,
+            model=self.accelerator.unwrap_model(self.model),
+            analyzer=self.analyzer,
+            environments=self._environment_names,
+            traits=self.environment_pool.traits,
+            train_dataset=self.train_dataset,
+            split_names=self.split_names,
+            weights_step=self._weights_step,
+            repo_id=self.hub_model_id,
+        )
+        facts = gather_facts(
+            parts,
+            model_name=model_name,
+            dataset_name=dataset_name,
+            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            license=license,
+            paper=self._paper,
+            citations={"TASPO": self._paper["citation"], "GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION},
+        )
+        text = redacted(str(model_card(facts)), Secret(self.args.hub_token or ""))
+        Path(folder, "README.md").write_text(text, encoding="utf-8")
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # PEFT leaves a card of its own, or changes the one that is there: its base model may be a local path.
+        if self.is_world_process_zero():
+            self._write_model_card(output_dir if output_dir is not None else self.args.output_dir)
+
+    def push_to_hub(self, *args, **kwargs):
+        with self._selective_uploads():
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with self._selective_uploads():
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _selective_uploads(self) -> contextlib.AbstractContextManager[None]:
+        settings = getattr(self.analyzer, "settings", None)
+        cache = getattr(settings, "cache_path", None)
+        return selective_uploads(
+            with_trajectories=self.args.hub_push_trajectories, secret_files=[cache] if cache is not None else []
+        )
 
     # ---- small things ----------------------------------------------------------------------------------------------
 

@@ -94,6 +94,20 @@ def test_partly_used_batch_does_not_fit_other_settings(tmp_path):
 def test_checkpoint_loads_without_running_code(tmp_path):
     made = new_trainer(tmp_path, **LAYOUTS["two steps per rollout"])
     made.train()
-    state = torch.load(tmp_path / "checkpoint-1" / "taspo_state_0.pt", weights_only=True)
-    assert state["step"] == 1 and state["buffer"] is not None
-    assert torch.load(tmp_path / "checkpoint-2" / "taspo_state_0.pt", weights_only=True)["buffer"] is None
+    assert torch.load(tmp_path / "checkpoint-1" / "taspo_state_0.pt", weights_only=True)["step"] == 1
+    assert torch.load(tmp_path / "checkpoint-1" / "_taspo_rows_0.pt", weights_only=True)["buffer"]
+    assert not (tmp_path / "checkpoint-2" / "_taspo_rows_0.pt").exists()
+
+
+def test_checkpoint_without_its_rows_plays_that_batch_again(tmp_path, caplog):
+    # What comes back from the Hub: rows hold what the policy wrote in its episodes, and stay here.
+    layout = {**LAYOUTS["two steps per rollout"], "max_steps": 4}
+    whole = new_trainer(tmp_path / "whole", **layout)
+    whole.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-1", tmp_path / "back" / "checkpoint-1")
+    (tmp_path / "back" / "checkpoint-1" / "_taspo_rows_0.pt").unlink()
+    resumed = new_trainer(tmp_path / "back", **layout)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "back" / "checkpoint-1"))
+    assert (resumed.state.global_step, resumed._step) == (4, whole._step)
+    assert tasks(tmp_path / "back") == tasks(tmp_path / "whole"), "the same tasks with the same seeds"
+    assert "played again" in caplog.text
