@@ -382,7 +382,7 @@ def test_failed_plays_make_no_pair_and_a_family_can_be_compared_alone():
             make_play("c", True),
         )
     )
-    assert compare(first, second).num_pairs == 2
+    assert compare(first, second).num_pairs == compare(second, first).num_pairs == 2
     assert compare(first, second, "heat").difference == -1.0
     assert compare(first, second, "pick").difference == 0.0
     with pytest.raises(ConfigurationError, match="share no task"):
