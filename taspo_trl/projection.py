@@ -72,6 +72,10 @@ def add_selected_projection(
     ):
         if selected_positions is None:
             return original_forward(*args, **kwargs)
+        head = self.get_output_embeddings()
+        # ZeRO-3 notes at a model's first forward which weights it fetches, and expects the same ever after: the head
+        # has to be seen in a forward that selects nothing too.
+        _ = head.weight
         outputs = self.base_model(*args, **kwargs)  # looked up at each call: FSDP and PEFT replace it
         hidden = outputs.last_hidden_state.flatten(0, 1)[selected_positions]  # (N, H)
         cache = getattr(outputs, cache_keyword(self), None) if kwargs.get("use_cache") else None
@@ -79,7 +83,7 @@ def add_selected_projection(
             return SelectedOutput(logps=hidden.new_zeros(0), cache=cache)
         logps, entropies = _project(
             hidden,
-            self.get_output_embeddings(),
+            head,
             selected_targets,
             temperature=temperature,
             scale=scale,
@@ -128,7 +132,9 @@ def _project(
     if in_fp32:
         hidden = hidden.float()
         autocast = torch.autocast(hidden.device.type, enabled=False)
-    with autocast, maybe_gather_lm_head_ctx(weight, bias):
+    # A frozen copy of the policy stays whole on every process, also under ZeRO-3.
+    gathered: Any = maybe_gather_lm_head_ctx(weight, bias) if hasattr(weight, "ds_status") else nullcontext()
+    with autocast, gathered:
         logps, entropies, *_ = ChunkedLogProbFunction.apply(
             hidden,
             weight,

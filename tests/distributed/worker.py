@@ -51,10 +51,12 @@ def main() -> None:
         keywords["reward_funcs"] = [broken_on_rank_one]
     policy = tiny.ScriptedPolicy(uneven_reply if scenario == "uneven" else ragged_reply)
     episodes = options.get("episodes", 16)
+    model = tiny.model(dtype=getattr(torch, options.get("dtype", "float64")), **options.get("model", {}))
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
     made = tiny.trainer(
         output / "run",
         policy=policy,
-        model=tiny.model(dtype=getattr(torch, options.get("dtype", "float64"))),
+        model=model,
         train_dataset=ragged_rows(8),
         environment_factory=Ragged,
         per_device_train_batch_size=episodes // world // options.get("steps_per_generation", 1),
@@ -71,6 +73,7 @@ def main() -> None:
     torch.save(
         {
             "parameters": {name: value.detach().cpu() for name, value in state.items()} if state else None,
+            "initial": initial,
             "log": log,
             "requests": len(policy.requests),
         },
