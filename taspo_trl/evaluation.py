@@ -179,6 +179,7 @@ def evaluate_tasks(
         `EvaluationResult`: plays in the order of `rows`.
     """
     facts = {
+        "tasks_digest": f"{derive_seed(*(sorted(map(str, task_row(row).items())) for row in rows)):016x}",
         "seed": seed,
         "num_plays": num_plays,
         **asdict(sampling),
@@ -195,8 +196,7 @@ def evaluate_tasks(
         )
     done: dict[tuple[str, int], Play] = {}
     if progress_path is not None:
-        tasks = f"{derive_seed(*(sorted(map(str, task_row(row).items())) for row in rows)):016x}"
-        done = _read_progress(Path(progress_path), {**facts, "tasks": tasks})
+        done = _read_progress(Path(progress_path), facts)
         for play in done.values():
             if on_play is not None:
                 on_play(play)

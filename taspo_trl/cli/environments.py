@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
 
 def _list() -> int:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Built-in environments")
@@ -38,7 +39,7 @@ def _list() -> int:
         table.add_column(column)
     for name, class_name in ENVIRONMENTS.items():
         extra, data = _FACTS[name]
-        table.add_row(name, class_name, "-" if extra == "none" else f"taspo_trl[{extra}]", data)
+        table.add_row(name, class_name, "-" if extra == "none" else escape(f"taspo_trl[{extra}]"), data)
     Console().print(table)
     return 0
 

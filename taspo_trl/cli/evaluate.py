@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
+from .models import load_policy, served_policy
 from .sources import environment_data, environment_factory, json_arguments
 
 
@@ -20,6 +21,11 @@ def parser() -> argparse.ArgumentParser:
         "interrupted evaluation goes on where it stopped.",
     )
     made.add_argument("--model", help="model id, model folder, or LoRA adapter folder")
+    made.add_argument(
+        "--vllm-server",
+        metavar="URL",
+        help="generate with this running `vllm serve`; `--model` then only names the tokenizer",
+    )
     made.add_argument("--environment", default="household", help="built-in environment or package.module:Class")
     made.add_argument("--environment-kwargs", default=None, help="constructor arguments as a JSON object")
     made.add_argument("--dataset-kwargs", default=None, help="arguments of dataset(split) as a JSON object")
@@ -49,8 +55,10 @@ def main(arguments: list[str]) -> int:
     if options.compare:
         first, second = options.compare
         return _compare(first, second, options.markdown)
-    if not options.model:
-        raise ConfigurationError("`--model` is missing: a model id or a folder (or `--compare FIRST SECOND`).")
+    if not (options.model or options.vllm_server):
+        raise ConfigurationError(
+            "`--model` is missing: a model id or a folder (or `--vllm-server URL`, or `--compare FIRST SECOND`)."
+        )
     results = _evaluate(options)
     _report(results, as_markdown=options.markdown)
     return 0
@@ -69,13 +77,16 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
     data = environment_data(options.environment, options.split, data_arguments)
     rows = list(data if options.limit is None else data.select(range(min(options.limit, len(data)))))
-    policy, tokenizer, window = _policy(options)
+    if options.vllm_server:
+        model = served_policy(options.vllm_server, options.model)
+    else:
+        model = load_policy(options.model, options.device, options.dtype)
     rollout = RolloutSettings(
         context=options.context,
         max_turns=options.max_turns,
         max_completion_length=options.max_completion_length,
         max_prompt_length=options.max_prompt_length,
-        model_window=window,
+        model_window=model.window,
     )
     template_kwargs = json_arguments(options.chat_template_kwargs, "--chat-template-kwargs")
     factory = environment_factory(options.environment, arguments)
@@ -85,13 +96,13 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     try:
         with Progress(*columns, transient=True) as progress:
             for seed in options.seeds:
-                path = _output(options, seed)
+                path = _output(options, model.name, seed)
                 bar = progress.add_task(f"{options.split}, seed {seed}", total=len(rows) * options.plays)
                 result = evaluate_tasks(
                     rows,
-                    policy=policy,
+                    policy=model.policy,
                     pool=pool,
-                    renderer=ChatRenderer(tokenizer, template_kwargs),
+                    renderer=ChatRenderer(model.tokenizer, template_kwargs),
                     rollout=rollout,
                     sampling=SamplingSettings(options.temperature, options.top_p),
                     seed=seed,
@@ -99,13 +110,14 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
                     max_in_flight=options.episodes,
                     progress_path=path.with_suffix(".progress.jsonl"),
                     on_play=functools.partial(_advance, progress, bar),
-                    settings=_facts(options, arguments, template_kwargs),
+                    settings=_facts(options, model.name, arguments, template_kwargs),
                 )
                 result.save(path)
                 path.with_suffix(".progress.jsonl").unlink()
                 results[str(path)] = result
     finally:
         pool.close()
+        model.close()
     return results
 
 
@@ -113,39 +125,15 @@ def _advance(progress: Any, bar: Any, play: Any) -> None:
     progress.advance(bar)
 
 
-def _policy(options: argparse.Namespace) -> tuple[Any, Any, int | None]:
-    """(policy, tokenizer, model window) of the model that was named."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..policy import TransformersPolicy
-
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
-    if (Path(options.model) / "adapter_config.json").exists():
-        from peft import AutoPeftModelForCausalLM
-
-        model: Any = AutoPeftModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
-    model = model.to(device)
-    ends = model.generation_config.eos_token_id
-    ends = [ends] if isinstance(ends, int) else list(ends or [])
-    if tokenizer.eos_token_id not in ends:
-        ends.append(tokenizer.eos_token_id)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    policy = TransformersPolicy(model.eval(), pad_token_id=pad, eos_token_ids=ends)
-    return policy, tokenizer, getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def _facts(options: argparse.Namespace, arguments: dict, template_kwargs: dict) -> dict[str, Any]:
+def _facts(options: argparse.Namespace, model: str, arguments: dict, template_kwargs: dict) -> dict[str, Any]:
     import torch
     import transformers
 
     from .. import __version__
 
     return {
-        "model": options.model,
+        "model": model,
+        "engine": "vllm" if options.vllm_server else "transformers",
         "environment": options.environment,
         "environment_kwargs": arguments,
         "chat_template_kwargs": template_kwargs,
@@ -159,10 +147,10 @@ def _facts(options: argparse.Namespace, arguments: dict, template_kwargs: dict) 
     }
 
 
-def _output(options: argparse.Namespace, seed: int) -> Path:
+def _output(options: argparse.Namespace, model: str, seed: int) -> Path:
     if options.output and len(options.seeds) == 1:
         return Path(options.output)
-    name = f"{Path(options.model).name}-{options.environment.replace(':', '.')}-{options.split}"
+    name = f"{Path(model).name}-{options.environment.replace(':', '.')}-{options.split}"
     name = Path(options.output).stem if options.output else name
     folder = Path(options.output).parent if options.output else Path("evaluations")
     return folder / f"{name}-seed{seed}.json"

@@ -72,7 +72,10 @@ def parse(arguments: list[str]) -> tuple[TaskArguments, Any, Any]:
     made = parser()
     known = {action.dest for action in made._actions}
     _refuse_unknown(arguments, known)
-    return made.parse_args_and_config(arguments)
+    try:
+        return made.parse_args_and_config(arguments)
+    except ValueError as error:  # values that TrainingArguments and its subclasses refuse
+        raise ConfigurationError(str(error)) from error
 
 
 def _refuse_unknown(arguments: list[str], known: set[str]) -> None:

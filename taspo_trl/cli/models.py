@@ -1,0 +1,99 @@
+"""The model that a command line names, ready to sample: loaded here, or served by a running vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..policy import Policy
+
+
+def _nothing() -> None:
+    """For policies that hold nothing open."""
+
+
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A policy with what its episodes need to know about it."""
+
+    policy: Policy
+    tokenizer: Any
+    window: int | None
+    """Tokens of prompt and reply together."""
+    name: str
+    close: Callable[[], None] = _nothing
+
+
+def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> NamedPolicy:
+    """A model id, a model folder or a LoRA adapter folder, on `device` (by default a GPU if there is one)."""
+    import torch
+
+    from ..policy import TransformersPolicy
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = _loaded(name, "AutoTokenizer", padding_side="left")
+    model = load_model(name, dtype).to(device).eval()
+    ends = _end_tokens(model.generation_config.eos_token_id, tokenizer)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    policy = TransformersPolicy(model, pad_token_id=pad, eos_token_ids=ends)
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return NamedPolicy(policy, tokenizer, window, name)
+
+
+def load_model(name: str, dtype: str = "auto") -> Any:
+    """The model of [`load_policy`] alone; an adapter comes with its base."""
+    is_adapter = (Path(name) / "adapter_config.json").exists()
+    return _loaded(name, "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM", dtype=dtype)
+
+
+def served_policy(url: str, name: str | None = None, timeout: float = 240.0) -> NamedPolicy:
+    """What a `vllm serve` at `url` serves.
+
+    Args:
+        name (`str`, *optional*):
+            Where tokenizer and end tokens come from; by default what the server loaded its model from.
+
+    Raises:
+        ServiceError: the server does not answer within `timeout` seconds.
+    """
+    from ..policy.vllm_server import VLLMServer, VLLMServerPolicy
+
+    server = VLLMServer(url, timeout)
+    try:
+        facts = server.check()
+        tokenizer = _loaded(name or facts.root, "AutoTokenizer", padding_side="left")
+        try:
+            ends = _loaded(name or facts.root, "GenerationConfig").eos_token_id
+        except ConfigurationError:
+            ends = None  # not every model has one
+    except BaseException:
+        server.close()
+        raise
+    policy = VLLMServerPolicy(server, stop_token_ids=_end_tokens(ends, tokenizer))
+
+    def close() -> None:
+        policy.abandon()
+        server.close()
+
+    return NamedPolicy(policy, tokenizer, facts.max_model_length, name or facts.root, close)
+
+
+def _loaded(name: str, kind: str, **options: Any) -> Any:
+    if kind == "AutoPeftModelForCausalLM":
+        import peft as library
+    else:
+        import transformers as library  # type: ignore[no-redef]
+    try:
+        return getattr(library, kind).from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{name!r} cannot be loaded as {kind}: {error}") from error
+
+
+def _end_tokens(configured: int | list[int] | None, tokenizer: Any) -> list[int]:
+    """Every token that ends a reply: the model's own and the tokenizer's."""
+    ends = [configured] if isinstance(configured, int) else list(configured or [])
+    own = [] if tokenizer.eos_token_id in (None, *ends) else [tokenizer.eos_token_id]
+    return ends + own

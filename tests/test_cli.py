@@ -1,0 +1,185 @@
+"""The `taspo` command: each sub-command on the embedded worlds, exit codes, help, mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from taspo_trl.cli import COMMANDS, main
+from taspo_trl.cli.sources import environment_factory, imported, json_arguments
+from taspo_trl.errors import ConfigurationError
+from taspo_trl.evaluation import EvaluationResult
+from taspo_trl.records import read_records
+from tests import tiny
+
+
+SMALL = '{"preset": "small", "size": 6}'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A saved tiny model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(model, tmp_path_factory):
+    """A finished `taspo train`, from a YAML file and flags that win over it."""
+    folder = tmp_path_factory.mktemp("run")
+    config = folder / "config.yaml"
+    config.write_text(
+        "environment: household\n"
+        "dataset_kwargs: {preset: small, size: 6}\n"
+        "num_generations: 4\nper_device_train_batch_size: 8\nmax_completion_length: 8\n"
+        "max_steps: 5\nlogging_steps: 1\nreport_to: none\nsave_strategy: 'no'\nuse_cpu: true\nbf16: false\n"
+        "save_trajectories: full\neval_split: valid_seen\n"
+    )
+    output = folder / "out"
+    arguments = ["--config", str(config), "--model_name_or_path", str(model), "--output_dir", str(output)]
+    assert main(["train", *arguments, "--max_steps", "1", "--disable_tqdm", "true"]) == 0
+    return output
+
+
+def evaluate(model, path, *more):
+    arguments = ["--model", str(model), "--dataset-kwargs", SMALL, "--max-completion-length", "8"]
+    return main(["eval", *arguments, "--output", str(path), *more])
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+
+
+def test_train_leaves_a_model_and_records(run):
+    assert (run / "model.safetensors").exists() and (run / "training_args.bin").exists()
+    assert len(list(read_records(run / "_trajectories"))) == 8
+
+
+def test_eval_plays_each_task_once_and_says_what_it_was(run, tmp_path, capsys):
+    assert evaluate(run, tmp_path / "a.json") == 0
+    printed = capsys.readouterr().out
+    result = EvaluationResult.load(tmp_path / "a.json")
+    assert len(result.plays) == len({play.task_id for play in result.plays}) == 6
+    assert result.settings["environment"] == "household" and result.settings["split"] == "valid_seen"
+    assert {"taspo_trl", "torch", "transformers"} <= set(result.settings["versions"])
+    assert len(result.settings["tasks_digest"]) == 16 and result.settings["seed"] == 0
+    for text in ("micro mean", "macro mean", "Wilson", "turns", "ends:"):
+        assert text in printed
+    assert not list(tmp_path.glob("*.progress.jsonl"))
+
+
+def test_eval_with_several_seeds_and_a_paired_comparison(run, model, tmp_path, capsys):
+    assert evaluate(run, tmp_path / "b.json", "--seeds", "0", "1", "--temperature", "1.0") == 0
+    assert "Over 2 seeds" in capsys.readouterr().out
+    assert evaluate(model, tmp_path / "c.json", "--limit", "3", "--markdown") == 0
+    printed = capsys.readouterr().out
+    assert "| family | n | success |" in printed
+    assert main(["eval", "--compare", str(tmp_path / "c.json"), str(tmp_path / "b-seed0.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "McNemar" in printed
+    pairs = next(line for line in printed.splitlines() if "all" in line.split()).split()[3]
+    assert pairs == "3"
+
+
+def test_analyze_writes_guidance_again(run, model, tmp_path, capsys):
+    output = tmp_path / "analysis"
+    assert main(["analyze", str(run / "_trajectories"), "--model", str(model), "--output", str(output)]) == 0
+    assert "guidance/coverage" in capsys.readouterr().out
+    assert json.loads((output / "summary.json").read_text())["analyzer"] == "extractive"
+    assert len(list(read_records(output))) == 8
+
+
+def test_view_writes_one_page(run, tmp_path, capsys):
+    assert main(["view", str(run), "-o", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().lower().startswith("<!doctype html>")
+
+
+def test_env_list_names_each_environment_and_its_extra(capsys):
+    assert main(["env", "list"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("household", "alfworld", "webshop", "search_qa", "taspo_trl[search]"):
+        assert text in printed
+
+
+def test_env_download_says_what_there_is_to_download(capsys):
+    assert main(["env", "download", "webshop"]) == 1
+    assert "official files by path" in capsys.readouterr().err
+
+
+# ---- help and mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    try:
+        code = main([name, "--help"])
+    except SystemExit as end:  # argparse
+        code = end.code
+    assert code == 0
+    assert f"taspo {name}" in capsys.readouterr().out
+
+
+def test_usage_and_version(capsys):
+    assert main([]) == 2 and main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trian"], 2, "did you mean 'train'"),
+        (["train", "--output_dir", "x", "--num_generation", "4"], 1, "Did you mean `num_generations`?"),
+        (["train", "--output_dir", "x"], 1, "`model_name_or_path` is missing"),
+        (["eval"], 1, "`--model` is missing"),
+        (["eval", "--model", "x", "--environment", "chess"], 1, "There is no environment 'chess'"),
+        (["eval", "--model", "x", "--dataset-kwargs", "small"], 1, "`--dataset-kwargs` must be"),
+        (["eval", "--model", "x", "--environment", "nowhere:Class"], 1, "cannot be imported"),
+        (["view", "/nowhere"], 1, "/nowhere"),
+        (["analyze", "/nowhere"], 1, "no file /nowhere"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(arguments, code, message, capsys):
+    assert main(arguments) == code
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_field_of_a_file_names_its_nearest_neighbour(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text("output_dir: x\nweight_rang: 0.3\n")
+    assert main(["train", "--config", str(path)]) == 1
+    assert "Did you mean `weight_range`?" in capsys.readouterr().err
+    path.write_text("- a list\n")
+    assert main(["train", "--config", str(path)]) == 1
+    assert "must be a mapping" in capsys.readouterr().err
+
+
+def test_interrupted_command_exits_with_130(monkeypatch, capsys):
+    from taspo_trl.cli import view
+
+    monkeypatch.setattr(view, "main", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["view", "x"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_import_paths():
+    assert imported("collections:OrderedDict") is imported("collections.OrderedDict")
+    with pytest.raises(ConfigurationError, match="no import path"):
+        imported("collections")
+    assert environment_factory("household")().max_turns > 0
+    assert json_arguments({"a": 1}, "x") == {"a": 1} and json_arguments(None, "x") == {}
+
+
+def test_the_command_line_answers_without_loading_torch():
+    code = (
+        "import sys, taspo_trl.cli as c; c.main(['--help']);"
+        "heavy = {'torch', 'transformers', 'trl', 'litellm', 'textworld'} & set(sys.modules);"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
