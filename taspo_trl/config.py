@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from .analyzer.constructions import CONSTRUCTIONS
@@ -147,6 +148,7 @@ class TASPOConfig(GRPOConfig):
     > - `delta`: Defaults to `3.0` instead of `None`.
     > - `use_bias_correction_kl`: Defaults to `False` instead of `True`.
     > - `num_generations_eval`: Defaults to `1` instead of `None`.
+    > - `bf16`: Defaults to whether there is a GPU with bfloat16 (and `fp16` is not set) instead of `True`.
     > - `hub_private_repo`: Defaults to `True` instead of `None`. Repositories that a run makes on the Hub are private
     >   unless it is `False`; `None` counts as `True`.
     """
@@ -422,6 +424,8 @@ class TASPOConfig(GRPOConfig):
         check_options({one.name: getattr(self, one.name) for one in fields(self)})
         if self.use_vllm:
             check_vllm_options(self)
+        if self.bf16 is None and not is_torch_bf16_gpu_available():
+            self.bf16 = False  # TRL's True is refused or slow on machines without such a GPU
         super().__post_init__()
         per_rollout, per_step = self.steps_per_generation, self.gradient_accumulation_steps
         if per_rollout % per_step and per_step % per_rollout:

@@ -159,7 +159,7 @@ class TASPOTrainer(GRPOTrainer):
         self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
         # not be what its name says. The reference is a copy of the very model that was passed.
-        has_adapter = peft_config is not None or is_peft_model(model)
+        has_adapter = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
         reference_is_ours = args.beta != 0.0 and not isinstance(model, str) and not has_adapter
         frozen_copy = copy.deepcopy(model) if reference_is_ours else None
         # TRL would start vLLM, which demands CUDA and generates in step; engine and weights have a seam of their own.
