@@ -1,6 +1,6 @@
 """TASPO on the embedded household world: no download, no key. Any instruction-tuned model will do.
 
-    python examples/train_household.py --model Qwen/Qwen2.5-0.5B-Instruct
+python examples/train_household.py --model Qwen/Qwen2.5-0.5B-Instruct
 """
 
 import argparse
