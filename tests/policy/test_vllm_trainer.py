@@ -137,6 +137,15 @@ def test_evaluation_generates_with_current_weights_and_its_own_sampling(served):
     assert all(body["temperature"] == 1.0 for body in fake.requests[3:num])
 
 
+def test_a_second_training_does_not_generate_with_the_weights_of_the_first_ones_start(served):
+    trainer, _, client = served(max_steps=1)
+    trainer.train()
+    trained = tiny.parameters(trainer)
+    trainer.train()  # counts its steps from 0 again
+    assert len(client.updates) == 2
+    assert all(torch.equal(client.updates[1][name], value) for name, value in trained.items())
+
+
 def test_adapters_are_merged_for_the_engine_and_the_base_never_moves(served):
     trainer, _, client = served(max_steps=3, peft_config=LORA)
     base = {
@@ -426,7 +435,8 @@ def test_a_quantised_base_is_refused_with_the_reason(tmp_path, mode, how):
 def _construct(tmp_path, model, mode, quantization_config=None, **values):
     from taspo_trl import TASPOTrainer
 
-    args = tiny.config(tmp_path, use_vllm=True, vllm_mode=mode, vllm_server_base_url="http://127.0.0.1:1", **values)
+    address = {"vllm_server_base_url": "http://127.0.0.1:1"} if mode == "server" else {}
+    args = tiny.config(tmp_path, use_vllm=True, vllm_mode=mode, **address, **values)
     TASPOTrainer(
         model,
         args=args,
