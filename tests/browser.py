@@ -168,6 +168,7 @@ def chromium(folder: Path) -> Iterator[Page]:
         "--no-first-run",
         "--disable-background-networking",
         "--disable-component-update",
+        "--disable-ipc-flooding-protection",  # a test may go through places faster than people
         "about:blank",
     ]
     process = subprocess.Popen(

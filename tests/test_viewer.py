@@ -91,6 +91,7 @@ def test_executed_action_is_found_in_the_reply(reply, action, parts):
     assert reply_parts(reply, action) == parts
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="<>/acx \n", max_size=60), st.text(alphabet="acx \n", max_size=6))
 def test_parts_of_a_reply_are_the_reply(reply, action):
     parts = reply_parts(reply, action)
@@ -184,7 +185,7 @@ def damaged_records(draw):
 
 
 @given(damaged_records())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_damaged_record_is_shown_as_what_it_is(record):
     row = row_of(record)
     data = group_data([record], no_text)

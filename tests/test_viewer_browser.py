@@ -418,6 +418,56 @@ def test_crashed_run_says_what_is_missing(page, tmp_path):
     assert "from a partial file" in page.texts(".title-line")[0]
 
 
+def damaged_records():
+    """The guided record with each of its fields gone, and with each being something else."""
+
+    def places(record):
+        credit, guidance = record["credit"], record["guidance"]
+        yield from (record, record["turns"][0], credit, credit["scores"][0], guidance, guidance["statements"][0])
+        yield from (guidance["statements"][0]["support"][0], guidance["evidence"][0], record["extraction"])
+        yield guidance["evidence"][0]["sources"][0]
+
+    def whole():
+        return json.loads(json.dumps(to_json(small_group()[1])))
+
+    for place, fields in enumerate(places(whole())):
+        for field in fields:
+            for value in ("gone", None, -1.5, "x", [None], {}):
+                record = whole()
+                holder = list(places(record))[place]
+                holder[field] = value
+                if value == "gone":
+                    del holder[field]
+                yield record if field == "group_id" else record | {"group_id": f"{place}-{field}-{value}"}
+
+
+@pytest.mark.slow
+def test_damaged_records_are_shown_without_an_error(page, tmp_path):
+    path = tmp_path / "rollout_000000.jsonl"
+    records = list(damaged_records())
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page.open(f"{write_viewer(path).as_uri()}#view=trajectories")
+    assert page.run("store.rows.key.length") == len(records) > 400
+    page.run(
+        """(async () => {
+          const settled = () => new Promise((resume) => setTimeout(resume));
+          for (const [row, key] of store.rows.key.entries()) {
+            router.go({ trajectory: key, mark: ["s0.0", "s0.1", "e0.0.post"][row % 3] }, true);
+            for (let k = 0; trajectory.shown !== row; k++) {
+              if (k > 5000) throw new Error(`${key} is not shown`);
+              await settled();
+            }
+          }
+          for (const siblings of store.index.groups.key) {
+            router.go({ siblings }, true);
+            await settled();
+          }
+          router.filter({ sort: "-advantage", q: "mug" });
+          await settled();
+        })()"""
+    )
+
+
 def test_run_without_trajectories_opens(page, tmp_path):
     write_small_run(tmp_path)
     for path in (tmp_path / "_trajectories").iterdir():
