@@ -184,16 +184,36 @@ def test_workers_do_not_run_an_unguarded_script_again(tmp_path, method, as_modul
     assert "Traceback" not in answer.stderr
 
 
-def test_a_worker_ends_with_the_process_that_started_it(tmp_path):
-    program = (
-        "import time\nfrom taspo_trl.environments.remote import RemoteEnvironment\n"
-        "from tests.scripted import ScriptedEnvironment\n"
-        "world = RemoteEnvironment(ScriptedEnvironment)\nworld.reset(seed=0)\n"
-        "print(world.pid, flush=True)\ntime.sleep(600)\n"
+OPEN_WORLD = """\
+import time
+from taspo_trl.environments.remote import RemoteEnvironment
+from tests.scripted import ScriptedEnvironment
+world = RemoteEnvironment(ScriptedEnvironment)
+world.reset(seed=0)
+print(world.pid, flush=True)
+"""
+
+
+def test_a_program_that_closes_nothing_still_ends_and_its_workers_with_it(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-c", OPEN_WORLD],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert answer.returncode == 0 and "Traceback" not in answer.stderr
+    assert eventually(lambda: not is_running(int(answer.stdout)))
+
+
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        [sys.executable, "-c", OPEN_WORLD + "time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as parent:
         pid = int(parent.stdout.readline())
         assert is_running(pid)
