@@ -305,7 +305,7 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
 # ---- a model that is too weak --------------------------------------------------------------------------------------
 
 
-def report_small_model(console: Console, num_groups: int = 3) -> dict[str, float]:
+def report_small_model(console: Console, num_groups: int = 2) -> dict[str, float]:
     from taspo_trl.analyzer import LiteLLMAnalyzer
     from taspo_trl.analyzer.approximate import ApproximateTokenizer
     from taspo_trl.analyzer.compose import Composer
@@ -319,7 +319,7 @@ def report_small_model(console: Console, num_groups: int = 3) -> dict[str, float
         construction = AlignedConstruction(
             analyzer,
             Composer(ApproximateTokenizer()),
-            max_chars=3000,  # its window is 8,192 tokens, and this is a CPU
+            max_chars=2000,  # its window is 8,192 tokens, and this is a CPU
             on_reply=lambda request, reply: calls.append((request, reply)),
         )
         stage = GuidanceStage(construction, 1)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-SMALL_MODEL_TOKENS = 400
+SMALL_MODEL_TOKENS = 300
 
 
 def extractive_answers(delay: float) -> Callable[[list[dict[str, str]]], str]:
