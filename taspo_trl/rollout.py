@@ -323,11 +323,13 @@ class _Loop:
     def _handle_answers(self) -> None:
         """Wait for at least one answer or the next deadline, then take what has arrived."""
         try:
-            self._handle(*self.answers.get(timeout=self._seconds_to_deadline()))
-            for _ in range(self.answers.qsize()):  # not "until empty": fast answers would put off the deadlines
-                self._handle(*self.answers.get_nowait())
+            arrived = [self.answers.get(timeout=self._seconds_to_deadline())]
         except queue.Empty:
-            pass
+            return
+        # Not "until empty": fast answers would put off the deadlines.
+        arrived += [self.answers.get_nowait() for _ in range(self.answers.qsize())]
+        for episode, future in arrived:
+            self._handle(episode, future)
 
     def _handle(self, episode: Episode, future: Future) -> None:
         call = self.waiting.get(id(episode))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -197,6 +198,16 @@ def test_a_dead_process_costs_one_episode_and_a_hung_one_is_killed(renderer, tmp
     closed = [pid for event, pid in ledger.lines if event == "close"]
     assert len(set(closed)) == len(closed), "no instance is closed twice"
     assert len(opened) - len(closed) == 3, "all but the one that died at once and the two that were killed"
+
+
+@pytest.mark.parametrize("error", [queue.Empty, TimeoutError, StopIteration])
+def test_a_bug_in_a_callback_is_raised_whatever_its_kind(renderer, ledger, error):
+    def explode(item):
+        raise error("a bug of ours")
+
+    for name in ("on_episode_end", "on_group_end"):
+        with pytest.raises(error, match="a bug of ours"):
+            play(renderer, [act("win")] * 2, ledger=ledger, **{name: explode})
 
 
 # ---- interrupts and the long run -----------------------------------------------------------------------------------
