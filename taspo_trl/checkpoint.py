@@ -56,7 +56,7 @@ def save_state(folder: str | Path, process_index: int, state: TrainingState) -> 
         rows.unlink(missing_ok=True)  # those of an earlier run in the same folder
         return
     buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]
-    torch.save({"version": _VERSION, "buffer": buffer}, rows)
+    torch.save({"version": _VERSION, "step": state.step, "buffer": buffer}, rows)
 
 
 def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
@@ -70,7 +70,10 @@ def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
         return None
     data = _load(path)
     rows = rows_path(folder, process_index)
-    return TrainingState(data["step"], _buffer(_load(rows)["buffer"]) if rows.exists() else None, data["layout"])
+    kept = _load(rows) if rows.exists() else {}
+    # A push adds files and removes none: `last-checkpoint` on the Hub may still have the rows of an earlier one.
+    buffer = _buffer(kept["buffer"]) if kept.get("step") == data["step"] else None
+    return TrainingState(data["step"], buffer, data["layout"])
 
 
 def _load(path: Path) -> dict[str, Any]:

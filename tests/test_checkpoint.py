@@ -1,6 +1,7 @@
 """The state of a partly used rollout batch: it comes back as it was, and loads without running code."""
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -56,6 +57,13 @@ def test_rows_of_an_earlier_run_do_not_come_back(tmp_path):
     save_state(tmp_path, 0, TrainingState(3, [[[FULL]]], LAYOUT))
     save_state(tmp_path, 0, TrainingState(4, None, LAYOUT))
     assert load_state(tmp_path, 0) == TrainingState(4, None, LAYOUT)
+
+
+def test_rows_that_a_push_left_behind_are_not_those_of_a_later_state(tmp_path):
+    save_state(tmp_path / "earlier", 0, TrainingState(3, [[[FULL]]], LAYOUT))
+    save_state(tmp_path / "later", 0, TrainingState(4, None, LAYOUT))
+    shutil.copy(rows_path(tmp_path / "earlier", 0), rows_path(tmp_path / "later", 0))
+    assert load_state(tmp_path / "later", 0) == TrainingState(4, None, LAYOUT)
 
 
 def test_every_process_has_its_own_file(tmp_path):
