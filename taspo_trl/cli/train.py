@@ -134,7 +134,7 @@ def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
         "dtype": model.dtype,
         **(training.model_init_kwargs or {}),
     }
-    return TASPOTrainer(
+    trainer = TASPOTrainer(
         model=model.model_name_or_path,
         args=training,
         reward_funcs=[imported(path) for path in task.reward_funcs or []],
@@ -146,6 +146,8 @@ def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
         peft_config=get_peft_config(model),
         quantization_config=get_quantization_config(model),
     )
+    trainer.split_names = {"train": task.train_split} | ({"eval": task.eval_split} if task.eval_split else {})
+    return trainer
 
 
 def option_names() -> set[str]:
