@@ -57,6 +57,23 @@ def test_spending_is_added_up_over_restarts_and_kept_apart_by_run(tmp_path):
     assert Ledger(Database(tmp_path / "a.sqlite"), "m", "c").spent() == (0.0, 0)
 
 
+def test_totals_of_a_run_are_those_of_its_restarts_and_no_price_is_no_zero(tmp_path):
+    for run, one in (
+        ("a", reply(seconds=1.0)),
+        ("a", reply(cost_usd=2.0, seconds=0.5)),
+        ("a", AnalyzerReply(error="timeout", details={"requests": 3.0})),
+        ("b", reply()),
+    ):
+        database = Database(tmp_path / "a.sqlite")
+        ledger = Ledger(database, "m", run)
+        database.transact(lambda c, ledger=ledger, one=one: ledger.book(c, "extraction", one))
+        database.close()
+    database = Database(tmp_path / "a.sqlite")
+    assert Ledger(database, "m", "a").run_totals() == Totals(3, 0, 5, 200, 40, 2.0, 1.5, {"timeout": 1})
+    assert Ledger(database, "m", "b").run_totals() == Totals(1, 0, 1, 100, 20, None, 0.0)
+    assert Ledger(database, "m", "c").run_totals() == Totals()
+
+
 def test_answer_and_cost_are_booked_together_or_not_at_all(tmp_path):
     database = Database(tmp_path / "a.sqlite")
     ledger = Ledger(database, "m", "run")
