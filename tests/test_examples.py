@@ -81,7 +81,7 @@ def test_smoke_runs_of_the_scripts(name, package, arguments, model, tmp_path, mo
 def test_recipes_parse(path, tmp_path):
     content = yaml.safe_load(path.read_text())
     assert set(content) <= option_names()
-    task, training, model = parse(
+    task, training, _ = parse(
         ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
     )
     assert task.environment == content["environment"]

@@ -21,6 +21,7 @@ _MAX_QUOTE = 160
 _MAX_EVIDENCE = 12
 _MAX_STATEMENTS = 8
 _WORD = re.compile(r"\w+")
+_TAGGED = re.compile(r"^<(\w+)>\s*(.*?)\s*</\1>$", re.DOTALL)  # an action with its tags, which no statement may hold
 
 
 class ExtractiveAnalyzer:
@@ -28,8 +29,9 @@ class ExtractiveAnalyzer:
 
     Extraction keeps, of each success, the chain of accepted actions that leads to its end: walking backwards from the
     last action, an action belongs to the chain when it shares a rare word (one that few of the record's actions hold)
-    with the task or with a later link. Each link becomes a statement, the action itself, which quotes the action and
-    the environment's answer. Alignment keeps the items whose words the target met in its task or its observations.
+    with the task or with a later link. Each link becomes a statement, the action itself (without tags), which quotes
+    the action and the environment's answer. Alignment keeps the items whose words the target met in its task or its
+    observations.
     """
 
     name = "extractive"
@@ -49,7 +51,7 @@ def _extract(payload: Mapping[str, Any]) -> dict[str, Any]:
             source = _source(record["traj_uid"], step)
             if source is None:
                 continue
-            statement = step["action"]
+            statement = _TAGGED.sub(r"\1: \2", step["action"])
             item = found.setdefault(
                 statement, {"kind": "progress", "statement": statement, "sources": [], "order": len(found)}
             )

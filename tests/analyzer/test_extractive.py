@@ -323,3 +323,12 @@ def test_it_may_be_closed_twice():
     analyzer = ExtractiveAnalyzer()
     analyzer.close()
     analyzer.close()
+
+
+def test_statement_of_a_tagged_action_holds_no_tags():
+    """Search-QA's actions carry their tags; a statement with one would be rejected in composition."""
+    search = make_turn("<search>herons of the river</search>", "Ask.", "Herons nest here.")
+    success = make_trajectory(0, search, make_turn("<answer>a</answer>", "Herons nest here.", ""), success=True)
+    evidence = ask("extraction", extraction_payload("Where do herons nest?", [success]))["evidence"]
+    assert evidence[0]["statement"] == "search: herons of the river"
+    assert evidence[0]["sources"][0]["action_quote"] == "<search>herons of the river</search>"
