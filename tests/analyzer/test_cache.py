@@ -199,7 +199,7 @@ def test_a_kill_at_any_moment_loses_no_answer_that_was_filed(tmp_path):
             os.kill(writer.pid, signal.SIGKILL)
         cache = AnswerCache(Database(path), "m")
         for writer, name in zip(writers, "ab", strict=True):
-            last = int(writer.communicate()[0].split()[-1] or 0)
+            last = int((writer.communicate()[0].split() or ["0"])[-1])
             for n in range(last + 1):
                 assert cache.get(Question(f"{attempt}{name}-{n}", ())).text == f'{{"n": {n}}}'
         assert cache._database.read(lambda c: c.execute("PRAGMA integrity_check").fetchone()) == ("ok",)
