@@ -15,6 +15,7 @@ from .analyzer.constructions import CONSTRUCTIONS
 from .errors import ConfigurationError
 from .options import check_options
 from .policy.checks import check_vllm_options
+from .policy.transformers import check_generation_kwargs
 
 
 @dataclass
@@ -424,6 +425,8 @@ class TASPOConfig(GRPOConfig):
         check_options({one.name: getattr(self, one.name) for one in fields(self)})
         if self.use_vllm:
             check_vllm_options(self)
+        else:
+            check_generation_kwargs(self.generation_kwargs or {})
         if self.bf16 is None and not is_torch_bf16_gpu_available():
             self.bf16 = False  # TRL's True is refused or slow on machines without such a GPU
         super().__post_init__()

@@ -154,6 +154,21 @@ def test_impossible_value_is_refused_with_its_rule(tmp_path, name, value, rule):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("temperature", 0.5, "use `temperature`"),
+        ("max_new_tokens", 3, "use `max_completion_length`"),
+        ("num_beams", 4, "sampled, token by token"),
+        ("repetition_penalty", 1.2, "scored without it"),
+        ("stop_strings", ["x"], "model's end token"),
+    ],
+)
+def test_generation_kwargs_that_would_change_what_is_scored_are_refused(tmp_path, name, value, remedy):
+    with pytest.raises(ConfigurationError, match=f"`generation_kwargs` holds `{name}`.*{remedy}"):
+        make(tmp_path, generation_kwargs={name: value})
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"max_turns": 1, "max_prompt_length": 1, "max_episode_tokens": 1},

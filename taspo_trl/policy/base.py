@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..errors import ConfigurationError
 from ..types import FinishReason
 
 
@@ -57,6 +58,30 @@ class SamplingSettings:
     top_k: int = 0
     min_p: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+RESERVED: Mapping[str, str] = {
+    "max_new_tokens": "use `max_completion_length`",
+    "temperature": "use `temperature`, which scoring applies too",
+    "top_p": "use `top_p`",
+    "top_k": "use `top_k`",
+    "min_p": "use `min_p`",
+    "repetition_penalty": "log-probabilities are scored without it",
+}
+"""Keys of `generation_kwargs` that no engine takes from there, and why."""
+
+
+def check_extra(extra: Mapping[str, Any], reserved: Mapping[str, str], engine: str) -> None:
+    """Refuse `generation_kwargs` that would change what a request means.
+
+    Raises:
+        ConfigurationError: a key is reserved; the message says what to use instead.
+    """
+    for name in extra:
+        if name in reserved:
+            raise ConfigurationError(
+                f"`generation_kwargs` holds `{name}`, which {engine} must not get from there: {reserved[name]}."
+            )
 
 
 class Policy(Protocol):

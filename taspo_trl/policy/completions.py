@@ -9,22 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigurationError, ServiceError
+from ..errors import ServiceError
 from ..types import FinishReason
+from . import base
+from .base import RESERVED as ANY_ENGINE
 from .base import Generation, GenerationRequest, SamplingSettings
 
 
 RESERVED: Mapping[str, str] = {
+    **ANY_ENGINE,
     "seed": "every member of a group would sample the same reply; seeds derive from the trainer's `seed`",
     "n": "a request is one turn of one episode",
     "best_of": "a request is one turn of one episode",
     "max_tokens": "use `max_completion_length`",
-    "max_new_tokens": "use `max_completion_length`",
-    "temperature": "use `temperature`, which scoring applies too",
-    "top_p": "use `top_p`",
-    "top_k": "use `top_k`",
-    "min_p": "use `min_p`",
-    "repetition_penalty": "log-probabilities are scored without it",
     "logprobs": "the sampled token's is always asked for",
     "prompt_logprobs": "prompts are scored by the trainer's own model",
     "echo": "a reply holds no prompt",
@@ -45,16 +42,8 @@ _CLAMPED_LOGP = -9999.0
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Refuse `generation_kwargs` that would change what a request means.
-
-    Raises:
-        ConfigurationError: a key is reserved; the message says what to use instead.
-    """
-    for name in extra:
-        if name in RESERVED:
-            raise ConfigurationError(
-                f"`generation_kwargs` holds `{name}`, which vLLM must not get from there: {RESERVED[name]}."
-            )
+    """Refuse `generation_kwargs` that vLLM must not get; see [`~taspo_trl.policy.base.check_extra`]."""
+    base.check_extra(extra, RESERVED, "vLLM")
 
 
 def sampling_parameters(

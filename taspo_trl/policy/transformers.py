@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..tasks import derive_seed
 from ..types import FinishReason
-from .base import Generation, GenerationRequest, SamplingSettings
+from .base import RESERVED as ANY_ENGINE
+from .base import Generation, GenerationRequest, SamplingSettings, check_extra
 
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class TransformersPolicy:
         self._num_batches = 0
 
     def begin(self, sampling: SamplingSettings, seed: int) -> None:
+        check_generation_kwargs(sampling.extra)
         self._sampling, self._seed, self._num_batches = sampling, seed, 0
         self._queue.clear()
 
@@ -138,6 +140,26 @@ class TransformersPolicy:
                 "min_p": sampling.min_p,
             }
         return GenerationConfig(**{**settings, **sampling.extra})
+
+
+RESERVED: Mapping[str, str] = {
+    **ANY_ENGINE,
+    "max_length": "use `max_completion_length`",
+    "do_sample": "replies are sampled unless the temperature is 0",
+    "num_beams": "a reply is sampled, token by token",
+    "num_return_sequences": "a request is one turn of one episode",
+    "no_repeat_ngram_size": "log-probabilities are scored without it",
+    "encoder_repetition_penalty": "log-probabilities are scored without it",
+    "eos_token_id": "the end tokens are the tokenizer's and the model's",
+    "pad_token_id": "replies end with the model's end token",
+    "stop_strings": "a reply ends with the model's end token",
+}
+"""Keys of `generation_kwargs` that would break the contract of a policy, and why."""
+
+
+def check_generation_kwargs(extra: Mapping[str, Any]) -> None:
+    """Refuse `generation_kwargs` that this engine must not get; see [`~taspo_trl.policy.base.check_extra`]."""
+    check_extra(extra, RESERVED, "transformers")
 
 
 @contextlib.contextmanager
