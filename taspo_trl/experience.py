@@ -150,12 +150,16 @@ class ExperienceMaker:
                 guided = self._collect_guidance()
             with _timed(seconds, "time/scoring"):
                 credits = self._credit(trajectories, advantages, plan, guided)
+        except BaseException:
+            self.guidance.cancel()
+            raise
         finally:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
             self._write_records(collected, guided, credits, draw, step)
         calls, self.calls[:] = self.collector.gather(list(self.calls)), []
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), calls)
-        metrics = report | sampling_report | seconds
+        abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
+        metrics = report | sampling_report | seconds | {"environments/abandoned": float(abandoned)}
         return Experience(_weighted(plan, loss_rows, credits), collected, advantages, metrics)
 
     def _plan(
