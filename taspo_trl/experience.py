@@ -91,6 +91,8 @@ class Experience:
     advantages: list[float]
     """A_i in the order of the groups' trajectories."""
     metrics: dict[str, float]
+    records: list[TrajectoryRecord]
+    """The trajectories with their guidance and weights, in the same order."""
 
 
 @dataclass
@@ -155,12 +157,13 @@ class ExperienceMaker:
             raise
         finally:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
-            self._write_records(collected, guided, credits, draw, step)
+            records = self._records(collected, guided, credits, draw, step)
+            self._write_records(records, draw)
         calls, self.calls[:] = self.collector.gather(list(self.calls)), []
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
         metrics = report | sampling_report | seconds | {"environments/abandoned": float(abandoned)}
-        return Experience(_weighted(plan, loss_rows, credits), collected, advantages, metrics)
+        return Experience(_weighted(plan, loss_rows, credits), collected, advantages, metrics, records)
 
     def _plan(
         self, trajectories: Sequence[Trajectory], advantages: Sequence[float], seed: int, layout: UpdateLayout
@@ -224,17 +227,15 @@ class ExperienceMaker:
             for t, advantage in zip(trajectories, advantages, strict=True)
         }
 
-    def _write_records(
-        self,
+    @staticmethod
+    def _records(
         collected: Sequence[CollectedGroup],
         guided: GuidanceBatch | None,
         credits: Mapping[str, Credit],
         draw: int,
         step: int,
-    ) -> None:
-        if self.settings.records_folder is None or self.collector.process_index != 0:
-            return
-        records = (
+    ) -> list[TrajectoryRecord]:
+        return [
             TrajectoryRecord(
                 trajectory=t,
                 group_id=one.group.group_id,
@@ -246,7 +247,11 @@ class ExperienceMaker:
             )
             for one in collected
             for t in one.group.trajectories
-        )
+        ]
+
+    def _write_records(self, records: Sequence[TrajectoryRecord], draw: int) -> None:
+        if self.settings.records_folder is None or self.collector.process_index != 0:
+            return
         path = self.settings.records_folder / f"rollout_{draw:06d}.jsonl"
         write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
 
