@@ -13,7 +13,6 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -28,35 +27,28 @@ from trl.trainer.utils import RepeatSampler
 
 from .analyzer.base import Analyzer
 from .analyzer.build import configured_analyzer
-from .analyzer.compose import Composer
-from .analyzer.constructions import make_construction
-from .analyzer.prompts import load_prompts
-from .analyzer.secret import Secret, redacted
-from .card_facts import RunParts, environment_name, gather_facts, split_names
+from .assembly import experience_settings, make_guidance, reward_settings, rollout_settings
+from .card_facts import environment_name, split_names
 from .checkpoint import Buffer, TrainingState, load_state, save_state
 from .checks import check_arguments, check_environments, check_model
 from .collection import Collector
 from .config import TASPOConfig
 from .contexts import ChatRenderer
-from .environments.base import attribute
 from .environments.workers import EnvironmentPool, Factory
 from .errors import ConfigurationError
 from .evaluation import EvaluationResult, evaluate_tasks
-from .experience import Experience, ExperienceMaker, ExperienceSettings, UpdateLayout
-from .guidance import GuidanceStage
-from .hub import selective_uploads
-from .importance import importance_settings
+from .experience import ExperienceMaker, UpdateLayout
 from .loss import taspo_loss, token_sums
 from .metrics import update_metrics
-from .model_card import TRL_CITATION, model_card
 from .passes import PolicyPasses
 from .policy import Policy, SamplingSettings, TransformersPolicy
 from .policy.build import VLLMEngine, make_vllm_engine
 from .policy.checks import check_unquantized
 from .projection import add_selected_projection
-from .rewards import RewardFunction, RewardSettings, conversation_of
-from .rollout import RolloutSettings
+from .publishing import PublishingMixin
+from .rewards import RewardFunction
 from .sampler import EpochSampler
+from .step_logs import log_experience
 
 
 logger = logging.getLogger(__name__)
@@ -67,7 +59,7 @@ def _no_reward(**kwargs: Any) -> list[None]:
     return [None] * len(kwargs["prompts"])
 
 
-class TASPOTrainer(GRPOTrainer):
+class TASPOTrainer(PublishingMixin, GRPOTrainer):
     """
     Trainer for TASPO: group-relative policy optimization of language agents in multi-turn text environments, with the
     outcome advantage of a trajectory dealt to its turns by how strongly training-time guidance supports each action.
@@ -131,8 +123,6 @@ class TASPOTrainer(GRPOTrainer):
     }
 
     args: TASPOConfig
-    split_names: Mapping[str, str] = MappingProxyType({})
-    """For the model card, where the data has no column `split`: `"train"` or an evaluation's prefix -> split."""
 
     def __init__(
         self,
@@ -237,48 +227,23 @@ class TASPOTrainer(GRPOTrainer):
 
     def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
         """The stages of a rollout batch, put together from the configuration."""
-        args, probes = self.args, self.environment_pool.probes
-        calls: list = []
-        tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
-        construction = make_construction(
-            args.guidance,
-            Composer(self._tokenizer, args.max_guidance_tokens, tags),
-            analyzer=self.analyzer,
-            skill_of=lambda t: attribute(probes[t.environment], "generic_skill")(t.family),
-            max_evidence_items=args.max_evidence_items,
-            max_guidance_items=args.max_guidance_items,
-            max_chars=args.analyzer_context_chars,
-            prompts=load_prompts(args.analyzer_prompts),
-            on_reply=lambda request, reply: calls.append((request, reply)),
-        )
-        guidance = GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
+        args = self.args
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         limits = [limit for limit in (window, self.engine and self.engine.max_model_length) if limit is not None]
         self._reward_keywords: dict[str, Any] = {}
+        calls: list = []
+        guidance = make_guidance(args, self._tokenizer, self.environment_pool, self.analyzer, calls)
         collector = Collector(
             policy=self._make_policy(),
             pool=self.environment_pool,
             renderer=self.chat_renderer,
-            rollout=RolloutSettings(
-                context=args.context,
-                history_length=args.history_length,
-                max_turns=args.max_turns,
-                max_completion_length=args.max_completion_length,
-                max_episode_tokens=args.max_episode_tokens,
-                max_prompt_length=args.max_prompt_length,
-                model_window=min(limits) if limits else None,
-                environment_timeout=args.environment_timeout,
-            ),
-            rewards=RewardSettings(
-                source=args.training_reward or "success",
-                source_of={
-                    name: args.training_reward or one.training_reward
-                    for name, one in self.environment_pool.traits.items()
-                },
-                functions=functions,
+            rollout=rollout_settings(args, min(limits) if limits else None),
+            rewards=reward_settings(
+                args,
+                self.environment_pool,
+                functions,
                 weights=self.reward_weights.tolist() if functions else (),
                 names=self.reward_func_names if functions else (),
-                invalid_action_penalty=args.invalid_action_penalty,
                 extra=self._reward_keywords,
             ),
             guidance=guidance,
@@ -297,24 +262,8 @@ class TASPOTrainer(GRPOTrainer):
             pad_token_id=self._tokenizer.pad_token_id,
             pad_to_multiple_of=self.pad_to_multiple_of if isinstance(self.pad_to_multiple_of, int) else None,
         )
-        settings = ExperienceSettings(
-            credit={
-                "allocation": args.allocation,
-                "clip": args.shift_clip,
-                "threshold": args.shift_threshold,
-                "temperature": args.score_temperature,
-                "weight_range": args.weight_range,
-                "step_size": args.weight_step_size,
-            },
-            max_tokens=args.micro_batch_tokens,
-            scale_rewards=args.scale_rewards,
-            mask_truncated=args.mask_truncated_completions,
-            has_reference=self.beta != 0.0,
-            has_entropy_bonus=self.entropy_coef != 0.0,
-            model_window=window,
-            correction=importance_settings(args),
-            records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
-            records_with_prompt_ids=args.save_trajectories == "full",
+        settings = experience_settings(
+            args, window, has_reference=self.beta != 0.0, has_entropy_bonus=self.entropy_coef != 0.0
         )
         return ExperienceMaker(collector, guidance, passes, settings, calls)
 
@@ -398,7 +347,7 @@ class TASPOTrainer(GRPOTrainer):
                 layout=self._update_layout(),
                 on_episode_end=lambda trajectory: bar.update(),
             )
-        self._log_experience(experience)
+        log_experience(experience, self.state, self._metrics["train"], self._logs)
         return experience.micro_batches
 
     @property
@@ -526,36 +475,7 @@ class TASPOTrainer(GRPOTrainer):
         facts = {"num_tasks": len(rows), "splits": list(split_names(row.get("split") for row in rows))}
         return EvaluationResult(tuple(plays), {**result.settings, **facts})
 
-    @property
-    def _weights_step(self) -> int:
-        """The optimizer step whose weights the model has: after training, those of the best checkpoint may be back."""
-        best = self.state.best_global_step if self.args.load_best_model_at_end and not self.is_in_train else None
-        return best or self.state.global_step
-
     # ---- logs and checkpoints --------------------------------------------------------------------------------------
-
-    def _log_experience(self, experience: Experience) -> None:
-        """Hand a rollout batch to TRL's metrics and its table of completions."""
-        metrics, logs = self._metrics["train"], self._logs
-        for name, value in experience.metrics.items():
-            metrics[name].append(value)
-        trajectories = [member for one in experience.collected for member in one.group.trajectories]
-        self.state.num_input_tokens_seen += sum(
-            len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns
-        )
-        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
-        names = sorted({name for t in trajectories for name in t.rewards})
-        for trajectory, advantage in zip(trajectories, experience.advantages, strict=True):
-            prompt, completion = conversation_of(trajectory)
-            logs["prompt"].append(prompt)
-            logs["completion"].append(completion)
-            logs["advantages"].append(advantage)
-            for name in names:
-                logs["rewards"][name].append(trajectory.rewards.get(name))
-        for column in sorted({column for one in experience.collected for column in one.extra_logs}):
-            for one in experience.collected:
-                missing = [None] * len(one.group.trajectories)
-                logs["extra"][column].extend(one.extra_logs.get(column, missing))
 
     def _log_update(self) -> None:
         """Averages over the loss tokens of one micro-step, over all processes."""
@@ -597,83 +517,6 @@ class TASPOTrainer(GRPOTrainer):
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "num_iterations": self.num_iterations,
         }
-
-    # ---- the Hub ---------------------------------------------------------------------------------------------------
-
-    def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
-        license: str | None = None,
-    ) -> None:
-        """Write `output_dir/README.md`: what was trained, on what, how well it does, at what price, how to load it.
-
-        Args:
-            model_name (`str`, *optional*):
-                Name of the model. If `None`, the last part of `hub_model_id` or of `output_dir`.
-            dataset_name (`str`, *optional*):
-                Data set on the Hub that the tasks come from.
-            tags (`str` or `list[str]`, *optional*):
-                Further tags.
-            license (`str`, *optional*):
-                The Hub's name of the license, for example `"apache-2.0"`. If `None`, the card has none.
-        """
-        if self.is_world_process_zero():
-            self._write_model_card(self.args.output_dir, model_name, dataset_name, tags, license)
-
-    def _write_model_card(
-        self,
-        folder: str,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
-        license: str | None = None,
-    ) -> None:
-        parts = RunParts(
-            args=self.args,
-            state=self.state,
-            model=self.accelerator.unwrap_model(self.model),
-            analyzer=self.analyzer,
-            environments=self._environment_names,
-            traits=self.environment_pool.traits,
-            train_dataset=self.train_dataset,
-            split_names=self.split_names,
-            weights_step=self._weights_step,
-            repo_id=self.hub_model_id,
-        )
-        facts = gather_facts(
-            parts,
-            model_name=model_name,
-            dataset_name=dataset_name,
-            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
-            license=license,
-            paper=self._paper,
-            citations={"TASPO": self._paper["citation"], "GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION},
-        )
-        text = redacted(str(model_card(facts)), Secret(self.args.hub_token or ""))
-        Path(folder, "README.md").write_text(text, encoding="utf-8")
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        # PEFT leaves a card of its own, or changes the one that is there: its base model may be a local path.
-        if self.is_world_process_zero():
-            self._write_model_card(output_dir if output_dir is not None else self.args.output_dir)
-
-    def push_to_hub(self, *args, **kwargs):
-        with self._selective_uploads():
-            return super().push_to_hub(*args, **kwargs)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with self._selective_uploads():
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    def _selective_uploads(self) -> contextlib.AbstractContextManager[None]:
-        settings = getattr(self.analyzer, "settings", None)
-        cache = getattr(settings, "cache_path", None)
-        return selective_uploads(
-            with_trajectories=self.args.hub_push_trajectories, secret_files=[cache] if cache is not None else []
-        )
 
     # ---- small things ----------------------------------------------------------------------------------------------
 
