@@ -14,6 +14,7 @@ from .analyzer.secret import Secret, redacted
 from .card_facts import RunParts, gather_facts
 from .hub import selective_uploads
 from .model_card import TRL_CITATION, model_card
+from .traces import traces_kept_here
 
 
 class PublishingMixin:
@@ -102,11 +103,11 @@ class PublishingMixin:
             self._write_model_card(output_dir if output_dir is not None else self.args.output_dir)
 
     def push_to_hub(self, *args, **kwargs):
-        with self._selective_uploads():
+        with self._selective_uploads(), traces_kept_here(self.args):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with self._selective_uploads():
+        with self._selective_uploads(), traces_kept_here(self.args):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _selective_uploads(self) -> contextlib.AbstractContextManager[None]:

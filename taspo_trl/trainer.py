@@ -49,6 +49,7 @@ from .publishing import PublishingMixin
 from .rewards import RewardFunction
 from .sampler import EpochSampler
 from .step_logs import log_experience
+from .traces import log_traces
 
 
 logger = logging.getLogger(__name__)
@@ -348,6 +349,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
                 on_episode_end=lambda trajectory: bar.update(),
             )
         log_experience(experience, self.state, self._metrics["train"], self._logs)
+        if self.accelerator.is_main_process:
+            log_traces(self.args, experience.records, self.state.global_step)
         return experience.micro_batches
 
     @property
