@@ -1,0 +1,147 @@
+"""Findings and estimates as lines of text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .devices import Devices, gigabytes
+from .estimate import Estimate
+from .findings import Finding, Status
+from .timing import EFFICIENCY
+
+
+_MARKS = {Status.OK: "ok  ", Status.WARNING: "warn", Status.FAILURE: "FAIL"}
+_WIDTH = 22
+
+
+def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """One line for each finding under its group's name, and one for its remedy."""
+    group = ""
+    for one in findings:
+        if one.group != group:
+            group = one.group
+            yield f"\n{group}"
+        yield f"  {_MARKS[one.status]}  {one.name:<{_WIDTH}}  {one.detail}"
+        if one.remedy:
+            yield f"{'':8}{'':<{_WIDTH}}  -> {one.remedy}"
+
+
+def estimate_lines(found: Estimate, devices: Devices) -> Iterator[str]:
+    """Assumptions first, then what follows from them."""
+    yield "\nestimate: arithmetic on these assumptions, nothing was trained"
+    for name, value in found.basis.items():
+        yield _line(name, value)
+    yield from _token_lines(found)
+    yield from _memory_lines(found, devices)
+    yield from _time_lines(found)
+    yield from _analyzer_lines(found)
+
+
+def memory_finding(found: Estimate, devices: Devices) -> Finding | None:
+    """A warning where the estimated peak is beyond the smallest GPU's memory."""
+    if found.memory is None or not devices.gpus:
+        return None
+    smallest = min(gpu.memory for gpu in devices.gpus)
+    if found.memory.peak <= smallest:
+        return None
+    detail = f"about {gigabytes(found.memory.peak)} are needed, but a GPU here has {gigabytes(smallest)}"
+    remedy = "Lower `micro_batch_tokens` or `generation_tokens`, use LoRA, or more processes with FSDP2 or ZeRO-3."
+    return Finding("recipe", "memory", Status.WARNING, detail, remedy)
+
+
+def estimate_dict(found: Estimate) -> dict[str, Any]:
+    """The estimate for programs."""
+    return {
+        "assumptions": dict(found.basis),
+        "rollout_batches": found.batches,
+        "batch": found.batch.as_dict(),
+        "memory_bytes": None if found.memory is None else {**found.memory.totals, "peak": found.memory.peak},
+        "seconds_of_a_batch": None
+        if found.seconds is None
+        else {**asdict(found.seconds), "total": found.seconds.total},
+        "rates": None if found.rates is None else asdict(found.rates),
+        "analyzer_usd_of_a_batch": found.dollars,
+    }
+
+
+def _token_lines(found: Estimate) -> Iterator[str]:
+    one, plan = found.batch, found.plan
+    yield "\n  tokens of a rollout batch, all processes"
+    yield _line("episodes", f"{plan.episodes:,} ({plan.episodes // plan.group_size:,} tasks x {plan.group_size})")
+    yield _line("turns", f"{one.turns:,.0f}")
+    yield _line("sampled", f"{one.sampled_tokens:,.0f} (prompts read: {one.prompt_tokens:,.0f})")
+    yield _line("scored", f"{one.scored_tokens:,.0f} (two branches, common prefix once)")
+    yield _line("log-probabilities", f"{one.old_logp_tokens + one.ref_logp_tokens:,.0f} (old and reference policy)")
+    yield _line("trained on", f"{one.trained_tokens:,.0f}, of them {one.loss_tokens:,.0f} in the loss")
+    if (run := found.run) is not None:
+        yield _line("whole run", f"{found.batches:,.0f} rollout batches, {run.sampled_tokens:,.0f} tokens sampled")
+    else:
+        yield _line("whole run", "not known: set `max_steps`, or make the tasks available")
+
+
+def _memory_lines(found: Estimate, devices: Devices) -> Iterator[str]:
+    yield "\n  memory of one process, estimated from the model's sizes (doctor/memory.py states the formulae)"
+    if found.memory is None:
+        yield _line("peak", "not known: the model's sizes are not")
+        return
+    for name, size in found.memory.resident.items():
+        yield _line(name, gigabytes(size))
+    for stage, parts in found.memory.stages.items():
+        if parts:
+            details = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
+            yield _line(f"+ in {stage}", f"{gigabytes(sum(parts.values()))} ({details})")
+    yield _line("peak", f"{gigabytes(found.memory.peak)}, without CUDA context, fragmentation and a colocated engine")
+    if devices.gpus:
+        yield _line("there is", ", ".join(gigabytes(gpu.memory) for gpu in devices.gpus))
+    for note in found.memory.notes:
+        yield _line("note", note)
+
+
+def _time_lines(found: Estimate) -> Iterator[str]:
+    yield "\n  time of a rollout batch, estimated"
+    if found.seconds is None or found.rates is None:
+        yield _line("total", "not known: the model's sizes are not")
+        return
+    rates = found.rates
+    yield _line("speed", f"{rates.flop / 1e12:.3g} TFLOP/s, {rates.bandwidth / 1e9:.3g} GB/s ({rates.source})")
+    yield _line("reached", f"{EFFICIENCY:.0%} of it, an assumption; environments, analyzer and network not counted")
+    sampling = found.seconds.sampling
+    yield _line("rollout", "not known: the vLLM engine's speed" if sampling is None else duration(sampling))
+    yield _line("scoring", duration(found.seconds.scoring))
+    yield _line("log-probabilities", duration(found.seconds.logps))
+    yield _line("update", duration(found.seconds.update))
+    yield _line("total", duration(found.seconds.total))
+    if found.batches is not None:
+        yield _line("whole run", duration(found.seconds.total * found.batches))
+
+
+def _analyzer_lines(found: Estimate) -> Iterator[str]:
+    one = found.batch
+    yield "\n  analyzer"
+    if not one.analyzer_calls:
+        yield _line("calls", "none: no `analyzer_model`, or a guidance that asks no analyzer")
+        return
+    yield _line("calls of a batch", f"{one.analyzer_calls:,.0f} at most")
+    yield _line("tokens of a batch", f"{one.analyzer_prompt_tokens or 0:,.0f} + {one.analyzer_reply_tokens or 0:,.0f}")
+    if found.dollars is None:
+        yield _line("cost", "not known: LiteLLM's list has no price for this model")
+        return
+    yield _line(
+        "cost of a batch", f"{found.dollars:,.2f} USD, from LiteLLM's price list, cached prompts at full price"
+    )
+    if found.batches is not None:
+        yield _line("whole run", f"{found.dollars * found.batches:,.2f} USD")
+
+
+def duration(seconds: float) -> str:
+    """Two significant units at most: 0.25 s, 12 s, 3.5 min, 7.2 h, 4.1 days."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _line(name: str, value: str) -> str:
+    return f"        {name:<{_WIDTH + 6}}  {value}"
