@@ -6,8 +6,8 @@
   smaller of the analyzer's wall time at 4 workers and the step's other work from the first eligible group's end on
   (rollout, plain log-probabilities); the table says which share of it stayed visible.
 - calls: calls and tokens for one group of 4, 8 and 16 household trajectories, half of them successes.
-- small-model (only when asked for; needs what `make quickstart MODEL=smollm2` installs): what becomes of the answers of SmolLM2-135M, a model
-  far too weak for the job, on the same groups.
+- small-model (only when asked for; needs what `make quickstart MODEL=smollm2` installs): what becomes of the answers
+  of SmolLM2-135M, a model far too weak for the job, on the same groups.
 
 The endpoint runs in a process of its own and answers as the embedded analyzer does, or with SmolLM2. Prints tables
 and writes `benchmarks/results/analyzer.json`.
