@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from . import vllm_llm, weight_transfer
+from . import sync_watch, vllm_llm, weight_transfer
 from .base import Policy
 from .checks import check_adapters, check_unquantized
 from .engine_parameters import EngineParameters
@@ -115,7 +115,12 @@ def _make_server_engine(
     policy = VLLMServerPolicy(
         server, stop_token_ids=stop_token_ids, structured_outputs_regex=args.vllm_structured_outputs_regex
     )
-    sink = ServerWeights(client)
+    reason = (
+        f"The vLLM server at {server.url} took no weights for `vllm_server_timeout` ({server.timeout:g} s): it is "
+        "gone, hangs or was restarted. This process ends, since the exchange cannot be interrupted. See the server's "
+        "log; start it again and resume from the last checkpoint."
+    )
+    sink = ServerWeights(client, lambda: sync_watch.watched(server.timeout, reason))
 
     def close() -> None:
         policy.abandon()

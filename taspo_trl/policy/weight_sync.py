@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+
+from ..errors import ServiceError
+
+
+logger = logging.getLogger(__name__)
 
 
 class WeightSink(Protocol):
@@ -53,16 +60,26 @@ class WeightSync:
         self._step = None
 
 
+def _unwatched() -> AbstractContextManager[Callable[[], None]]:
+    return nullcontext(lambda: None)
+
+
 class ServerWeights:
     """Streams weights to a vLLM server through TRL's client, from the main process.
 
     Args:
         client (*optional*):
             TRL's `VLLMClient` with an open weight-transfer group; None on the other processes.
+        watch (`Callable`, *optional*):
+            Gives the context manager that bounds an update in time ([`~taspo_trl.policy.sync_watch.watched`]): the
+            client waits without limit for a server that is gone.
     """
 
-    def __init__(self, client: Any | None):
+    def __init__(
+        self, client: Any | None, watch: Callable[[], AbstractContextManager[Callable[[], None]]] = _unwatched
+    ):
         self._client = client
+        self._watch = watch
         self._metadata: list[tuple[str, str, list[int]]] | None = None
 
     def load(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -73,8 +90,17 @@ class ServerWeights:
             for _ in parameters:
                 pass
             return
-        self._client.update_named_params(self._metadata, _checked(parameters, self._metadata))
-        self._client.reset_prefix_cache()
+        try:
+            with self._watch() as progress:
+                self._client.update_named_params(self._metadata, _checked(parameters, self._metadata, progress))
+                self._client.reset_prefix_cache()
+        except RuntimeError:  # of the trainer's own side: the walk, CUDA, NCCL
+            raise
+        except Exception as error:  # TRL's client raises the bare class for what the server answers
+            raise ServiceError(
+                f"The vLLM server at {self._client.base_url} did not take the weights: {type(error).__name__}: "
+                f"{error}. See its log; start it again and resume from the last checkpoint."
+            ) from error
 
     def close(self) -> None:
         """Leave the weight-transfer group."""
@@ -84,14 +110,22 @@ class ServerWeights:
 
 
 def _checked(
-    parameters: Iterable[tuple[str, torch.Tensor]], metadata: list[tuple[str, str, list[int]]]
+    parameters: Iterable[tuple[str, torch.Tensor]],
+    metadata: list[tuple[str, str, list[int]]],
+    progress: Callable[[], None],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters, in the order that was announced: the server tells tensors apart by nothing else."""
-    for (name, param), announced in zip(parameters, metadata, strict=True):
-        found = (name, _dtype_name(param), list(param.shape))
-        if found != announced:
-            raise RuntimeError(f"The weight {found} was announced to the vLLM server as {announced}.")
-        yield name, param
+    try:
+        for (name, param), announced in zip(parameters, metadata, strict=True):
+            progress()
+            found = (name, _dtype_name(param), list(param.shape))
+            if found != announced:
+                raise RuntimeError(f"The weight {found} was announced to the vLLM server as {announced}.")
+            yield name, param
+    except Exception:
+        # Raising alone would not show it: the client first waits for the server, which waits for the next tensor.
+        logger.exception("The weights for the vLLM server could not be read.")
+        raise
 
 
 def _dtype_name(param: torch.Tensor) -> str:

@@ -21,6 +21,7 @@ class RecordingClient:
     """
 
     def __init__(self, packs: bool = True, before_update: Any = lambda: None):
+        self.base_url = "http://recording:8000"
         self.packs = packs
         self.before_update = before_update
         self.updates: list[dict[str, torch.Tensor]] = []

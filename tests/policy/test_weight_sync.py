@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 
+from taspo_trl.errors import ServiceError
 from taspo_trl.policy.engine_parameters import EngineParameters
 from taspo_trl.policy.weight_sync import ServerWeights, WeightSync
 from tests import tiny
@@ -226,6 +229,51 @@ def test_the_prefix_cache_is_emptied_after_the_weights_have_changed(accelerator)
     client = RecordingClient()
     ServerWeights(client).load(EngineParameters(tiny.model, accelerator))
     assert client.events == ["update", "reset"]
+
+
+def test_an_update_that_the_server_refuses_is_a_clear_error_with_its_address(accelerator):
+    class Refusing(RecordingClient):
+        def update_named_params(self, metadata, named_params):
+            raise Exception("Request failed: 500, EngineDeadError")  # as TRL's client words it
+
+    with pytest.raises(ServiceError, match=r"http://recording:8000 did not take the weights.*EngineDeadError.*resume"):
+        ServerWeights(Refusing()).load(EngineParameters(tiny.model, accelerator))
+
+
+def test_an_update_is_watched_and_every_tensor_is_progress(accelerator):
+    signs = []
+
+    @contextmanager
+    def watch():
+        signs.append("begun")
+        yield lambda: signs.append("progress")
+        signs.append("ended")
+
+    client = RecordingClient()
+    ServerWeights(client, watch).load(EngineParameters(tiny.model, accelerator))
+    assert signs == ["begun", *["progress"] * len(client.updates[0]), "ended"]
+
+
+def test_a_walk_that_fails_is_logged_before_anyone_waits_for_the_server(caplog):
+    class Waiting(RecordingClient):
+        def update_named_params(self, metadata, named_params):
+            try:
+                list(named_params)
+            finally:
+                assert "out of memory" in caplog.text  # TRL's client would wait for the server's answer here
+
+    def parameters():
+        yield "a", torch.zeros(2)
+        if walks.append(None) or len(walks) == 2:
+            raise RuntimeError("out of memory")
+
+    class Parameters:
+        def __iter__(self):
+            return parameters()
+
+    walks = []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ServerWeights(Waiting()).load(Parameters())
 
 
 def test_processes_that_send_nothing_walk_along(accelerator):
