@@ -90,6 +90,8 @@ class VLLMColocatePolicy:
         )
         future: Future[Generation] = Future()
         with self._news:
+            if self._is_closed:
+                raise ServiceError("the engine is closed; nothing would answer the request")
             if self._fault is not None:
                 raise ServiceError(f"the thread that steps vLLM ended: {self._fault!r}") from self._fault
             self._inbox.append((str(self._num_requests), request, self._make_parameters(**keywords), future))

@@ -156,6 +156,14 @@ def test_close_ends_the_thread(started):
     assert not [one for one in threading.enumerate() if one.name == "taspo-vllm-engine" and one.is_alive()]
 
 
+def test_a_closed_engine_refuses_instead_of_hanging(started):
+    _, policy = started()
+    policy.submit(request(3)).result(5)
+    policy.close()
+    with pytest.raises(ServiceError, match="closed"):
+        policy.submit(request(3))
+
+
 def test_an_idle_engine_is_not_stepped(started):
     engine, policy = started()
     policy.submit(request(3)).result(5)
