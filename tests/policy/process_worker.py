@@ -35,10 +35,14 @@ def main(url: str, folder: str) -> None:
             max_steps=2,
             ddp_backend="gloo",
         )
+    policy, submitted = trainer.engine.policy, []
+    submit = policy.submit
+    policy.submit = lambda request: submitted.append(request.episode_uid) or submit(request)
     trainer.train()
     rank = trainer.accelerator.process_index
     found = {
         "num_opened": len(opened),
+        "num_requests": len(submitted),
         "updates": client.updates,
         "parameters": tiny.parameters(trainer),
         "missing": [one["sampling/missing_logp_share"] for one in trainer.state.log_history if "loss" in one],

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.policy.fake_vllm import FakeVLLM, free_port
-from tests.policy.test_vllm_trainer import by_seed
+from tests.policy.training import wandering
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 def test_two_processes_generate_on_their_own_and_one_sends_the_weights(tmp_path):
-    with FakeVLLM(by_seed) as fake:
+    with FakeVLLM(wandering) as fake:
         launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
         done = subprocess.run(
             [sys.executable, *launcher, "-m", "tests.policy.process_worker", fake.url, str(tmp_path)],
@@ -35,8 +35,10 @@ def test_two_processes_generate_on_their_own_and_one_sends_the_weights(tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert (first["num_opened"], second["num_opened"]) == (1, 0)
     assert (len(first["updates"]), len(second["updates"])) == (2, 0)
-    # Two batches of eight episodes, four for each process; every request with a seed of its own.
-    assert len(requests) == 16 and len({body["seed"] for body in requests}) == 16
+    # Two batches of eight episodes, four for each process, of different lengths; every request has its own seed.
+    counts = [one["num_requests"] for one in (first, second)]
+    assert counts[0] != counts[1] and len(requests) == sum(counts) > 16
+    assert len({body["seed"] for body in requests}) == len(requests)
     for name, value in first["parameters"].items():
         assert torch.equal(value, second["parameters"][name]), name
     assert any(not torch.equal(first["updates"][0][name], first["updates"][1][name]) for name in first["parameters"])
