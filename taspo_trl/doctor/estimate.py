@@ -64,7 +64,7 @@ def plan_of(recipe: Recipe, is_conversation: bool) -> Plan:
     per_rollout, per_step = args.steps_per_generation, args.gradient_accumulation_steps
     iterations = args.num_iterations
     # The policy moves while a batch is in use: then its log-probabilities must be kept from before.
-    is_reused = per_rollout > per_step or iterations > 1
+    is_reused = per_rollout * iterations > per_step
     return Plan(
         episodes=args.generation_batch_size,
         group_size=args.num_generations,
@@ -145,8 +145,8 @@ def workload_of(recipe: Recipe, turns: float | None, is_conversation: bool) -> t
         work = replace(work, **analyzer_tokens(args))
         asked, answered = work.analyzer_prompt_tokens, work.analyzer_reply_tokens
         basis["tokens of an analyzer call"] = (
-            f"{asked:,.0f} + {answered:,.0f}: instructions and `analyzer_context_chars` at {_CHARS_PER_TOKEN} "
-            "characters a token, and `analyzer_max_tokens`; no retries, nothing from the cache"
+            f"{asked:,.0f} + {answered:,.0f}: instructions, `analyzer_context_chars` and evidence at "
+            f"{_CHARS_PER_TOKEN} characters a token, and `analyzer_max_tokens`; no retries, nothing from the cache"
         )
     return work, basis
 
@@ -154,9 +154,11 @@ def workload_of(recipe: Recipe, turns: float | None, is_conversation: bool) -> t
 def analyzer_tokens(args: Any) -> dict[str, float]:
     """Tokens that one analyzer call reads and writes at most."""
     from ..analyzer.prompts import load_prompts
+    from ..analyzer.schema import MAX_STATEMENT
 
     prompts = load_prompts(args.analyzer_prompts)
-    instructions = max(len(prompts.extraction), len(prompts.alignment))
+    evidence = MAX_STATEMENT * args.max_evidence_items  # which an alignment request holds besides the record
+    instructions = max(len(prompts.extraction), len(prompts.alignment) + evidence)
     return {
         "analyzer_prompt_tokens": (instructions + args.analyzer_context_chars) / _CHARS_PER_TOKEN,
         "analyzer_reply_tokens": float(args.analyzer_max_tokens),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..analyzer.secret import Secret, redacted
@@ -12,7 +13,7 @@ from ..analyzer.secret import Secret, redacted
 
 _NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|credentials?|authorization)($|[_-])", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
-_QUERY = re.compile(r"(://[^\s?'\"]+)\?[^\s'\")\]}>]+")
+_QUERY = re.compile(r"(://[^\s?'\"]+)\?[^\s'\"),;\]}>]+")
 
 
 def masked(text: str, secrets: Sequence[Secret] = ()) -> str:
@@ -29,8 +30,7 @@ def secrets_of(arguments: Sequence[str], recipe: Mapping[str, Any]) -> list[Secr
 
 
 def _in_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    following = [*arguments[1:], ""]
-    for one, after in zip(arguments, following, strict=True):
+    for one, after in pairwise([*arguments, ""]):
         if one.startswith("--"):
             name, has_value, value = one[2:].partition("=")
             yield from _in_value(name, value if has_value else after)

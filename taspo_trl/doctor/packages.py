@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 
@@ -14,6 +15,7 @@ from .findings import Finding, Status
 
 
 PACKAGE = "taspo_trl"
+_EXTRA = re.compile(r"""extra == ["']([^"']+)["']""")
 
 DISABLED = {
     "alfworld": "the environment `alfworld`, its embedded games included",
@@ -23,9 +25,10 @@ DISABLED = {
     "vllm": "generation with vLLM (`use_vllm`): colocated, or the client of a vLLM server",
     "quantization": "QLoRA: a base model in 4 or 8 bit (`load_in_4bit`, `load_in_8bit`), 8-bit optimizers",
     "notebooks": "running the notebooks",
+    "docs": "building the documentation's pages",
     "dev": "the test suite, linting and type checks",
 }
-"""Extra -> what does not work without it. A test compares the names with the metadata."""
+"""Extra -> what does not work without it. A test compares the names with `setup.cfg`."""
 
 Versions = Callable[[str], str | None]
 """Name of a distribution -> its installed version, or None."""
@@ -85,8 +88,8 @@ def missing_of(
 
 def extras(lines: Iterable[str]) -> list[str]:
     """The extras that requirement lines name, in their order."""
-    named = (marker for line in lines for marker in _extras_in(Requirement(line)))
-    return list(dict.fromkeys(named))
+    markers = (str(marker) for line in lines if (marker := Requirement(line).marker) is not None)
+    return list(dict.fromkeys(name for marker in markers for name in _EXTRA.findall(marker)))
 
 
 def needed(name: str, extra: str | None, requirements: Requirements) -> list[Requirement]:
@@ -121,12 +124,6 @@ def _applies(one: Requirement, extra: str | None) -> bool:
     return always if extra is None else not always and one.marker.evaluate({"extra": extra})
 
 
-def _extras_in(one: Requirement) -> Iterator[str]:
-    if one.marker is None or one.marker.evaluate({"extra": ""}):
-        return
-    yield from (name for name in DISABLED if one.marker.evaluate({"extra": name}))
-
-
 def _judged(one: Requirement, versions: Versions) -> Finding:
     problem = _problem(one, versions)
     if not problem:
@@ -149,7 +146,7 @@ def _extra(name: str, versions: Versions, requirements: Requirements) -> Finding
         return Finding("extras", name, Status.OK, "installed")
     command = f'pip install "{PACKAGE}[{name}]"'
     absent = "; ".join(problems)
-    return Finding("extras", name, Status.OK, f"disabled: {DISABLED[name]} ({absent})", command)
+    return Finding("extras", name, Status.OK, f"disabled: {DISABLED.get(name, 'what needs it')} ({absent})", command)
 
 
 def _python(wanted: str) -> Finding:

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def _global_batch(arguments: Sequence[str], processes: int) -> list[str]:
 def given(arguments: Sequence[str], name: str) -> Any:
     """The value of an option as flags or the `--config` file give it; None where neither does."""
     value = None
-    for one, after in zip(arguments, [*arguments[1:], None], strict=True):
+    for one, after in pairwise([*arguments, ""]):
         flag, has_value, text = one.partition("=")
         if flag.startswith("--") and flag[2:].replace("-", "_") == name:
             value = text if has_value else after
@@ -133,7 +134,7 @@ def given(arguments: Sequence[str], name: str) -> Any:
 
 def recipe_file(arguments: Sequence[str]) -> Mapping[str, Any]:
     """The content of the `--config` file; empty where there is none that can be read."""
-    for one, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for one, after in pairwise([*arguments, ""]):
         if one == "--config" or one.startswith("--config="):
             return _yaml(one.partition("=")[2] or after)
     return {}

@@ -121,7 +121,8 @@ def measure_rates(compute_bytes: int, kind: str) -> Rates:
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     seconds = fastest(lambda: left @ right, lambda: _wait(kind))
     block = torch.ones((2**30 if kind == "cuda" else 2**27) // 4, dtype=torch.float32, device=device)
-    copied = fastest(lambda: block.clone(), lambda: _wait(kind))
+    target = torch.empty_like(block)  # written over and over: new memory would be cleared by the system first
+    copied = fastest(lambda: target.copy_(block), lambda: _wait(kind))
     names = f"{size} x {size} {str(dtype).split('.')[-1]} product and a copy, measured on {kind}"
     return Rates(2.0 * size**3 / seconds, 2.0 * block.numel() * 4 / copied, names)
 
