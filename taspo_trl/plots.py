@@ -1,7 +1,13 @@
-"""Figures of a run: learning curves, credit weights, success by family. Each function returns a matplotlib figure."""
+"""Figures of a run: learning curves, credit weights, success by family. Each function returns a matplotlib figure.
+
+A figure is a plain object: nothing is shown and no global state of pyplot is touched. A notebook shows the one that a
+cell ends with.
+"""
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -122,11 +128,10 @@ def success_by_family(results: Mapping[str, EvaluationResult]) -> Figure:
 def _grid(number: int, width: float = 4.2) -> tuple[Figure, list[Any]]:
     # A figure without pyplot: no global state, no window, works in threads and on servers.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     columns = min(3, max(1, number))
     rows = max(1, math.ceil(number / columns))
-    figure = Figure(figsize=(width * columns, 2.8 * rows), dpi=110)
+    figure = _figure_class()(figsize=(width * columns, 2.8 * rows), dpi=110)
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(rows, columns, k + 1) for k in range(number)]
     for axis in axes:
@@ -135,6 +140,21 @@ def _grid(number: int, width: float = 4.2) -> tuple[Figure, list[Any]]:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     return figure, axes
+
+
+@functools.cache
+def _figure_class() -> type[Figure]:
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        """A figure that IPython can show without `%matplotlib inline`, which needs pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    return NotebookFigure
 
 
 def _moving_average(values: Sequence[float], window: int) -> list[float]:
