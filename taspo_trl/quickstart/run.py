@@ -36,6 +36,10 @@ class Quickstart:
             As in [`~taspo_trl.TASPOConfig`]; `"none"` runs plain GRPO.
         num_steps (`int`, *optional*):
             Training steps; None takes what suits the model.
+        num_tasks (`int`, *optional*):
+            Held-out tasks of each split; None takes what suits the model.
+        warm_start (`WarmStart`, *optional*):
+            How the tiny policy is made; None takes the recipe.
         seed (`int`, *optional*, defaults to `0`):
             Of the training; the warm start has its own.
     """
@@ -45,6 +49,8 @@ class Quickstart:
     fast: bool = False
     guidance: str = "aligned"
     num_steps: int | None = None
+    num_tasks: int | None = None
+    warm_start: WarmStart | None = None
     seed: int = 0
 
 
@@ -98,7 +104,7 @@ def _prepare_torch(settings: Quickstart) -> None:
 def _policy(settings: Quickstart, console: Console) -> tuple[Any, Any, Any]:
     from tqdm.auto import tqdm
 
-    warm_start = WarmStart()
+    warm_start = settings.warm_start or WarmStart()
     if settings.fast:
         warm_start = replace(warm_start, num_steps=300, num_turns=9600)
     if settings.model == "tiny":
@@ -142,14 +148,14 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
 
     is_tiny = settings.model == "tiny"
     num_steps = settings.num_steps or (4 if settings.fast else 60 if is_tiny else 20)
-    num_tasks = 8 if is_tiny else 4
+    tasks_per_step = 8 if is_tiny else 4
     on_cpu = not torch.cuda.is_available()
     args = TASPOConfig(
         output_dir=settings.output_dir,
         seed=settings.seed,
         max_steps=num_steps,
         num_generations=8,
-        per_device_train_batch_size=8 * num_tasks,
+        per_device_train_batch_size=8 * tasks_per_step,
         max_completion_length=8 if is_tiny else 24,
         learning_rate=2e-4 if is_tiny else 5e-4,
         lr_scheduler_type="constant",
@@ -165,7 +171,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
         save_strategy="no",
         report_to="none",
     )
-    size = 24 if settings.fast else None if is_tiny else 132
+    size = settings.num_tasks or (24 if settings.fast else None if is_tiny else 132)
     trainer = TASPOTrainer(
         model=model,
         args=args,
