@@ -13,6 +13,7 @@ Prints tables and writes `benchmarks/results/core.json`.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import statistics
@@ -22,7 +23,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-from common import save
+from common import RESULTS, save
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
@@ -393,7 +394,7 @@ def bench_slopes(repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["step", "batches", "rollout", "slopes"], default=None)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     benches = {
         "step": lambda: bench_step(options.repeats),
@@ -401,9 +402,14 @@ def main() -> None:
         "rollout": bench_rollout,
         "slopes": lambda: bench_slopes(2),
     }
-    results = {name: bench() for name, bench in benches.items() if options.only in (None, name)}
-    if options.only is None:
-        console.print(f"written to {save('core', {'threads': torch.get_num_threads(), **results})}")
+    path = RESULTS / "core.json"
+    results = json.loads(path.read_text()) if path.exists() else {}  # a part that is not run keeps its last numbers
+    results["threads"] = torch.get_num_threads()
+    results.pop("machine", None)
+    for name, bench in benches.items():
+        if options.only in (None, name):
+            results[name] = bench()
+            console.print(f"written to {save('core', results)}")
 
 
 if __name__ == "__main__":
