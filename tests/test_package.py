@@ -1,0 +1,99 @@
+"""What a user meets first: a light import, extras that exist, a README whose tree is true."""
+
+import ast
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "taspo_trl"
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
+HEAVY = (
+    "torch",
+    "trl",
+    "transformers",
+    "litellm",
+    "vllm",
+    "textworld",
+    "alfworld",
+    "bm25s",
+    "nltk",
+    "peft",
+    "datasets",
+)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "taspo_trl",
+        "taspo_trl.environments",
+        "taspo_trl.analyzer",
+        "taspo_trl.credit",
+        "taspo_trl.tokens",
+        "taspo_trl.cli",
+    ],
+)
+def test_an_import_loads_nothing_heavy(module):
+    code = f"import sys, {module}; print(*(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_public_names_are_listed_and_an_unknown_one_is_an_attribute_error():
+    import taspo_trl
+
+    assert set(taspo_trl.__all__) <= set(dir(taspo_trl))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        taspo_trl.no_such_name  # noqa: B018
+
+
+def test_every_module_opens_with_its_contract():
+    for path in MODULES:
+        text = ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        assert text, f"{path} has no docstring"
+        assert text.splitlines()[0][0].isupper() or text.startswith(("`", "vLLM")), path
+
+
+def test_the_readme_has_a_line_for_every_module_and_for_no_other():
+    listed = []
+    folders: list[str] = []
+    tree = re.search(r"<!-- tree -->(.*)<!-- /tree -->", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for line in tree[1].splitlines():
+        found = re.match(r"((?:  )*)([\w/]+(?:\.py|/))(?:  +(\S.*))?$", line)
+        if found is None:
+            continue
+        depth, name, purpose = len(found[1]) // 2, found[2], found[3]
+        assert purpose or depth == 0, f"{name} has no purpose in the README's tree"
+        folders = folders[:depth]
+        if name.endswith("/"):
+            folders.append(name)
+        else:
+            listed.append("".join(folders) + name)
+    trivial = {path for path in MODULES if path.endswith(("__init__.py", "version.py"))}
+    assert sorted(listed) == sorted(set(MODULES) - trivial)
+
+
+def test_extras_and_base_dependencies():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = set(config["options.extras_require"])
+    assert {"alfworld", "webshop", "search", "vllm", "quantization", "notebooks", "dev"} <= extras
+    base = config["options"]["install_requires"]
+    assert re.search(r"^trl >=1\.16,<1\.17$", base, re.MULTILINE)
+    assert re.search(r"^litellm .*!=1\.82\.7,!=1\.82\.8$", base, re.MULTILINE)
+    assert "vllm" not in base and "textworld" not in base, "engines are extras"
+
+
+def test_messages_name_extras_that_exist():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = set(config["options.extras_require"])
+    for path in [*MODULES, *(p.relative_to(ROOT).as_posix() for p in ROOT.glob("*.md"))]:
+        for names in re.findall(r"taspo_trl\[([a-z_,-]+)\]", (ROOT / path).read_text(encoding="utf-8")):
+            assert set(names.split(",")) <= extras, f"{path} names the extra {names!r}"
