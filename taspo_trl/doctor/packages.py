@@ -64,7 +64,7 @@ def version_findings(
             "pip install taspo_trl",
         )
         return [_python(""), missing]
-    wanted = metadata.metadata(PACKAGE).get("Requires-Python", "") if versions is installed_version else ""
+    wanted = metadata.metadata(PACKAGE)["Requires-Python"] if versions is installed_version else ""
     return [
         _python(wanted),
         Finding("versions", PACKAGE, Status.OK, found),
