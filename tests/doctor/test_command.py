@@ -159,6 +159,18 @@ def test_sharding_lowers_the_estimated_memory(capsys):
     assert fsdp2 < zero2 < ddp
 
 
+def test_adapters_need_no_reference_and_little_optimizer(model, capsys):
+    def memory(*more):
+        recipe = ROOT / "examples" / "household_tiny.yaml"
+        base = ["--config", str(recipe), "--model_name_or_path", str(model), "--beta", "0.1", *FAST]
+        assert main(["doctor", *base, *more]) == 0
+        return capsys.readouterr().out
+
+    lora = ["--use_peft", "true", "--lora_r", "2", "--lora_target_modules", "q_proj", "v_proj"]
+    full, adapted = memory(), memory(*lora)
+    assert "reference  " in full and "reference  " not in adapted and "adapters  " in adapted
+
+
 def test_estimate_from_a_run(model, tmp_path, capsys):
     run = tmp_path / "run" / "checkpoint-3"
     run.mkdir(parents=True)
