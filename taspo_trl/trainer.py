@@ -404,8 +404,9 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             delta=self.args.delta,
-            ref_logps=inputs.get("ref_logps"),
-            beta=self.beta if "ref_logps" in inputs else 0.0,  # a zero row has no reference
+            # A zero row has no reference: it counts nowhere, but every process must have the same sums to reduce.
+            ref_logps=inputs.get("ref_logps", output.logps.detach()),
+            beta=self.beta,
             use_bias_correction_kl=self.args.use_bias_correction_kl,
             entropies=output.entropies,
             entropy_coef=self.entropy_coef,

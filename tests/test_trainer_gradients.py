@@ -320,6 +320,20 @@ def test_rows_without_advantage_cost_no_forward(tmp_path):
     assert sum(len(batch) for batch in buffer[0]) == 24
 
 
+def test_zero_rows_are_summed_under_the_same_names_as_others(tmp_path):
+    """Processes reduce their sums position by position, also where one has nothing but a zero row."""
+    made = tiny.trainer(tmp_path, policy=tiny.ScriptedPolicy(ragged_reply), beta=0.1)
+    made.current_gradient_accumulation_steps = 1
+    buffer = made._new_rollout([made.train_dataset[0]] * 4 + [made.train_dataset[1]] * 4)
+    sums = []
+    for batch in (buffer[0][0], [EMPTY_ROW]):
+        made._loss_sums = {}
+        loss = made.compute_loss(made.model, made.experience_maker.passes.collate(batch))
+        sums.append(made._loss_sums)
+    assert list(sums[0]) == list(sums[1]) and "kl" in sums[1]
+    assert loss.item() == 0.0 and all(value == 0.0 for value in sums[1].values())
+
+
 def test_guidance_leaves_no_token_in_rows_prompts_or_template(tmp_path):
     class Marked:
         """Guidance made of tokens that no prompt holds."""
