@@ -486,6 +486,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         names = sorted(self._loss_sums)
         sums = torch.stack([self._loss_sums[name].double().to(self.accelerator.device) for name in names])
         totals = dict(zip(names, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True))
+        # TRL averages over micro-steps, while an optimizer step's loss is their sum.
+        totals["policy_loss"] *= self.current_gradient_accumulation_steps
         for name, value in update_metrics(totals).items():
             self._metrics["train"][name].append(value)
 

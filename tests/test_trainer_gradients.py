@@ -93,6 +93,15 @@ def test_gradient_does_not_depend_on_the_accumulation(tmp_path):
     assert_equal(one_step, four_steps)
 
 
+def test_policy_loss_is_logged_for_a_whole_optimizer_step(tmp_path):
+    # At the first step of a batch all ratios are 1 and the loss is 0; without KL and entropy bonus it is the loss.
+    values = {"gradient_accumulation_steps": 4, "num_iterations": 2, "max_steps": 2, "learning_rate": 0.1}
+    _, made = gradient(tmp_path, per_device_train_batch_size=2, **values)
+    entry = made.state.log_history[1]
+    assert abs(entry["loss"]) > 1e-4
+    assert entry["policy_loss"] == pytest.approx(entry["loss"], rel=1e-4)
+
+
 def test_two_rollout_batches_in_one_step_are_averaged(tmp_path):
     # 2 micro-steps, each a rollout batch of 8 episodes of its own: the mean of the two batches' losses.
     both, made = gradient(
