@@ -363,7 +363,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
             num_steps=max(1, per_rollout // self.args.gradient_accumulation_steps),
             num_micro_steps=min(per_rollout, self.args.gradient_accumulation_steps),
             share=min(1.0, per_rollout / per_step),
-            is_off_policy=self._micro_steps_per_rollout > self.args.gradient_accumulation_steps,
+            # On-policy only where the rollout batch ends inside the optimizer step that it begins in.
+            is_off_policy=self.args.gradient_accumulation_steps % self._micro_steps_per_rollout != 0,
         )
 
     @contextlib.contextmanager

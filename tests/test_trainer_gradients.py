@@ -343,6 +343,24 @@ def test_zero_rows_are_summed_under_the_same_names_as_others(tmp_path):
     assert loss.item() == 0.0 and all(value == 0.0 for value in sums[1].values())
 
 
+@pytest.mark.parametrize(
+    ("values", "is_off_policy"),
+    [
+        ({}, False),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, False),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2, "num_iterations": 2}, False),
+        ({"steps_per_generation": 2}, True),
+        ({"num_iterations": 2}, True),
+        # Three passes of one micro-step each: the second batch begins in the first optimizer step, ends in the second.
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 1, "num_iterations": 3}, True),
+    ],
+)
+def test_old_log_probabilities_are_kept_for_batches_that_outlive_an_optimizer_step(tmp_path, values, is_off_policy):
+    made = tiny.trainer(tmp_path, policy=tiny.ScriptedPolicy(ragged_reply), **values)
+    made.current_gradient_accumulation_steps = values.get("gradient_accumulation_steps", 1)
+    assert made._update_layout().is_off_policy is is_off_policy
+
+
 def test_guidance_leaves_no_token_in_rows_prompts_or_template(tmp_path):
     class Marked:
         """Guidance made of tokens that no prompt holds."""
