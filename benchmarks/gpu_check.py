@@ -1,6 +1,6 @@
 """The core's speed and memory on a GPU, with random weights of Qwen2.5-1.5B's shape in bf16.
 
-    python benchmarks/gpu_check.py                       # needs about 40 GB of GPU memory; minutes
+    python benchmarks/gpu_check.py                       # about 25 GB of GPU memory, minutes
     python benchmarks/gpu_check.py --device cpu --tiny   # the same path on a tiny model, in seconds
 
 - step: a TASPO step (rollout + scoring + update) over a GRPO step, guidance on 60 % of the trajectories.
