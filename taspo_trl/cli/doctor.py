@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, TaspoError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,8 +55,9 @@ def main(arguments: list[str]) -> int:
     try:
         with offline():
             text, code = _examine(options, training)
-    except ConfigurationError as error:
-        raise ConfigurationError(masked(str(error), secrets)) from None  # the cause may show what was masked
+    except TaspoError as error:
+        print(f"taspo doctor: {masked(str(error), secrets)}", file=sys.stderr)
+        return 1
     print(masked(text, secrets))
     return code
 

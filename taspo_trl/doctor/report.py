@@ -30,7 +30,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 def estimate_lines(found: Estimate, devices: Devices) -> Iterator[str]:
     """Assumptions first, then what follows from them."""
-    yield "\nestimate: arithmetic on these assumptions, nothing was trained"
+    yield "\nestimate: arithmetic on these assumptions, nothing was trained. Limits are the most that a run can take."
     for name, value in found.basis.items():
         yield _line(name, value)
     yield from _token_lines(found)
@@ -105,7 +105,7 @@ def _time_lines(found: Estimate) -> Iterator[str]:
         yield _line("total", "not known: the model's sizes are not")
         return
     rates = found.rates
-    yield _line("speed", f"{rates.flop / 1e12:.3g} TFLOP/s, {rates.bandwidth / 1e9:.3g} GB/s ({rates.source})")
+    yield _line("speed", f"{_short(rates.flop / 1e12)} TFLOP/s, {_short(rates.bandwidth / 1e9)} GB/s ({rates.source})")
     yield _line("reached", f"{EFFICIENCY:.0%} of it, an assumption; environments, analyzer and network not counted")
     sampling = found.seconds.sampling
     yield _line("rollout", "not known: the vLLM engine's speed" if sampling is None else duration(sampling))
@@ -141,6 +141,10 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _line(name: str, value: str) -> str:
