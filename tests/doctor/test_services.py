@@ -113,3 +113,22 @@ def test_looks_end_in_time():
         within(0.05, lambda: time.sleep(5))
     with pytest.raises(ZeroDivisionError):
         within(1.0, lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "text"), [(200, Status.OK, "7 + 5 tokens"), (401, Status.FAILURE, "failed: auth")]
+)
+def test_analyzer_that_is_asked_shows_what_a_real_request_says(serve, monkeypatch, status, expected, text):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-0123456789")
+    message = {"role": "assistant", "content": '{"evidence": []}'}
+    reply = {
+        "id": "1", "object": "chat.completion", "created": 1, "model": "glm",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+    }  # fmt: skip
+    body = reply if status == 200 else {"error": {"message": "bad key sk-canary-0123456789"}}
+    url = serve({"/v1/models": (200, MODELS), "/v1/chat/completions": (status, body)})
+    found = services.analyzer_findings("openai/glm", f"{url}/v1", 5.0, ask=True)
+    assert [one.name for one in found] == ["analyzer key", "analyzer host", "analyzer answer"]
+    assert found[-1].status is expected and text in found[-1].detail.lower()
+    assert "canary" not in " ".join(one.detail + one.remedy for one in found)
