@@ -208,6 +208,7 @@ def test_weight_synchronisation_without_a_gpu_is_refused_at_construction(serving
 
 def test_a_killed_server_and_its_successor_are_noticed(serving, server, policy, prompts, tmp_path):
     """Last in this module: the server does not come back as it was."""
+    policy.begin(SamplingSettings(extra={"min_tokens": 1500}), 0)  # long enough to be killed in the middle
     futures = [policy.submit(GenerationRequest(prompt, 1500, f"k{k}")) for k, prompt in enumerate(prompts)]
     with pytest.raises(TimeoutError):
         futures[0].result(1.0)
