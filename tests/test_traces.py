@@ -196,6 +196,24 @@ def test_every_rollout_batch_of_a_training_is_offered(tmp_path, monkeypatch):
     assert any(one.guidance for one in offered[0][0])
 
 
+def test_a_trainer_keeps_local_traces_out_of_its_pushes(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "trl.GRPOTrainer.push_to_hub", lambda self: seen.append(self.args.trackio_static_space_id), raising=False
+    )
+    monkeypatch.setattr(
+        "trl.GRPOTrainer._push_from_checkpoint", lambda self, _: seen.append(self.args.trackio_static_space_id)
+    )
+    made, _ = scripted(tmp_path)
+    made.args.report_to = ["trackio"]
+    made.push_to_hub()
+    made._push_from_checkpoint("checkpoint-1")
+    made.args.hub_push_trajectories = True
+    made.push_to_hub()
+    made.close()
+    assert seen == [False, False, None]
+
+
 # ---- trackio itself -------------------------------------------------------------------------------------------------
 
 _PROGRAM = """
