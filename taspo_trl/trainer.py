@@ -217,6 +217,7 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
     def _make_policy(self) -> Policy:
         if self.engine is not None:
             return self.engine.policy
+        is_sharded = self.accelerator.num_processes > 1 and (self._dist.is_zero3 or self._dist.is_fsdp)
         return TransformersPolicy(
             self.model,
             pad_token_id=self._tokenizer.pad_token_id,
@@ -224,6 +225,7 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
             batch_tokens=self.args.generation_tokens,
             cache_implementation=self.args.cache_implementation,
             unwrap=self._model_for_generation,
+            most=self._most if is_sharded else None,
         )
 
     def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
@@ -276,6 +278,9 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         """Entered by every process around episodes: the engine has the weights of this step inside."""
         if self.engine is None:
             yield
+            policy = self.experience_maker.collector.policy
+            if isinstance(policy, TransformersPolicy):
+                policy.finish()
             return
         with self.engine.generating(self.state.global_step) as seconds:
             if self.is_in_train:
@@ -529,6 +534,9 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
 
     def _gather(self, objects: list) -> list:
         return gather_object(objects) if self.accelerator.num_processes > 1 else objects
+
+    def _most(self, number: int) -> int:
+        return max(self._gather([number]))
 
     def _progress(self, total: int, name: str) -> tqdm:
         """A bar over episodes; appears only when a batch takes long."""

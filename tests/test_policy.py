@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -384,3 +385,45 @@ def test_the_unwrapped_model_generates(model):
     replies = generate(make_policy(model, unwrap=unwrap), requests(*PROMPTS), GREEDY)
     assert [one.reply_ids for one in replies] == [greedy_by_hand(other, prompt, 12) for prompt in PROMPTS]
     assert entered == ["in", "out"]
+
+
+# ---- several processes ---------------------------------------------------------------------------------------------
+
+
+def test_processes_of_a_sharded_model_call_it_equally_often_whatever_they_play(monkeypatch):
+    """Two policies in two threads, 3 and 1 requests in 2 and 1 turns: each runs the batches of the busier one."""
+    calls: dict[str, list[bool]] = {"busy": [], "idle": []}
+    together, numbers = threading.Barrier(2), {}
+
+    def play(name: str, turns: list[list[GenerationRequest]]) -> list[Generation]:
+        def most(number: int) -> int:
+            numbers[name] = number
+            together.wait(timeout=30)
+            largest = max(numbers.values())
+            together.wait(timeout=30)
+            return largest
+
+        policy = make_policy(make_model().eval(), most=most, batch_tokens=16)
+        monkeypatch.setattr(
+            policy, "_generate", lambda model, asked: [calls[name].append(True), *map(_echo, asked)][1:]
+        )
+        policy.begin(WARM, 0)
+        replies = []
+        for turn in turns:
+            futures = [policy.submit(one) for one in turn]
+            policy.flush()
+            replies += [future.result(timeout=0) for future in futures]
+        policy.finish()
+        return replies
+
+    asked = requests(*PROMPTS[:3])
+    with ThreadPoolExecutor(2) as threads:
+        busy = threads.submit(play, "busy", [asked, asked[:1]])
+        idle = threads.submit(play, "idle", [asked[:1]])
+        assert busy.result(timeout=60) == [*map(_echo, asked), _echo(asked[0])]
+        assert idle.result(timeout=60) == [_echo(asked[0])]
+    assert len(calls["busy"]) == len(calls["idle"]) == 4
+
+
+def _echo(request: GenerationRequest) -> Generation:
+    return Generation(request.prompt_ids, FinishReason.STOP)

@@ -33,6 +33,10 @@ class TransformersPolicy:
         unwrap (`Callable`, *optional*):
             Gives a context manager that yields the model to generate with; TRL's `unwrap_model_for_generation`
             under DeepSpeed and FSDP.
+        most (`Callable`, *optional*):
+            For a model whose parameters lie in shards on several processes: the largest of the numbers that all
+            processes call it with. Each forward then needs all of them, so they generate in step, and one without
+            requests keeps the others company; see [`finish`]. If `None`, processes do not wait for each other.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class TransformersPolicy:
         batch_tokens: int = 262144,
         cache_implementation: str | None = None,
         unwrap: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+        most: Callable[[int], int] | None = None,
     ):
         self._model = model
         self._pad_token_id = pad_token_id
@@ -51,6 +56,7 @@ class TransformersPolicy:
         self._batch_tokens = batch_tokens
         self._cache_implementation = cache_implementation
         self._unwrap = unwrap or (lambda: contextlib.nullcontext(model))
+        self._most = most
         self._queue: list[tuple[GenerationRequest, Future[Generation]]] = []
         self._sampling = SamplingSettings()
         self._seed = 0
@@ -67,19 +73,36 @@ class TransformersPolicy:
         return future
 
     def flush(self) -> None:
+        if self._queue:
+            self._generate_queue()
+
+    def finish(self) -> None:
+        """Keep the other processes company; returns when none of them has requests left. Called by each, once idle."""
+        if self._most is not None:
+            while self._generate_queue():
+                pass
+
+    def _generate_queue(self) -> bool:
+        """Answer what was submitted; whether any process had something to answer."""
         queue, self._queue = self._queue, []
-        if not queue:
-            return
         # By length, so that a batch is padded little; the uid makes the order independent of arrival.
         queue.sort(key=lambda item: (len(item[0].prompt_ids), item[0].episode_uid))
+        batches = list(self._batches(queue))
+        num_batches = len(batches) if self._most is None else self._most(len(batches))
+        if not num_batches:
+            return False
         with self._unwrap() as model, frozen_mode(model), _without_defaults(model):
-            for batch in self._batches(queue):
+            for batch in batches:
                 requests = [request for request, _ in batch]
                 with _seeded(derive_seed(self._seed, self._num_batches), model.device):
                     generations = self._generate(model, requests)
                 self._num_batches += 1
                 for (_, future), generation in zip(batch, generations, strict=True):
                     future.set_result(generation)
+            for _ in range(num_batches - len(batches)):
+                with _seeded(0, model.device):
+                    self._generate(model, [_COMPANY])
+        return True
 
     def _batches(self, queue: list) -> Iterator[list]:
         batch: list = []
@@ -109,6 +132,7 @@ class TransformersPolicy:
                 input_ids=input_ids.to(model.device),
                 attention_mask=attention_mask.to(model.device),
                 generation_config=self._generation_config(max(request.max_new_tokens for request in requests)),
+                synced_gpus=self._most is not None,
             )
         replies = output[:, width:].tolist()
         return [self._finished(reply, request) for reply, request in zip(replies, requests, strict=True)]
@@ -140,6 +164,9 @@ class TransformersPolicy:
                 "min_p": sampling.min_p,
             }
         return GenerationConfig(**{**settings, **sampling.extra})
+
+
+_COMPANY = GenerationRequest(prompt_ids=(0,), max_new_tokens=1, episode_uid="")
 
 
 RESERVED: Mapping[str, str] = {

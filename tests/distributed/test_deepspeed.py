@@ -50,3 +50,22 @@ def test_sharded_processes_train_as_one(tmp_path, monkeypatch, stage, tied):
     for entry, other in zip(one["log"], several[0]["log"], strict=True):
         for key in ("loss", "kl", "entropy", "policy_loss", "guidance/coverage", "credit/weight_std", "tokens/reply"):
             assert other[key] == pytest.approx(entry[key], abs=1e-5), key
+
+
+@pytest.mark.parametrize("gather", [True, False], ids=["gathered weights", "sharded weights"])
+def test_model_sharded_over_processes_plays_episodes_of_different_lengths(tmp_path, monkeypatch, gather):
+    """Each forward of a sharded model needs all processes; none may wait for one whose episodes have ended."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    config = {
+        "entropy_coef": 0.1,
+        "optim": "sgd",
+        "ds3_gather_for_generation": gather,
+        "shuffle_dataset": False,
+        "generation_tokens": 128,
+        "deepspeed": zero(3),
+    }
+    done = launch(tmp_path, 2, timeout=150, scenario="sampled", dtype="float32", episodes=12, config=config)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = results(tmp_path, 2)
+    assert first["plays"] == second["plays"] == 5
+    assert any(not torch.equal(value, first["initial"][name]) for name, value in first["parameters"].items())

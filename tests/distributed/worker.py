@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
+from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from tests import tiny
 from tests.test_trainer_gradients import Ragged, ragged_reply, ragged_rows
 
@@ -23,6 +24,18 @@ def uneven_reply(uid: str, turn: int) -> str:
     if group % 2:
         return "<action>look</action>" if turn == 4 else "<action>go to fridge 1</action>"
     return "<action>inventory</action>" if turn == 1 and member % 2 else ragged_reply(uid, 9 if turn else 0)
+
+
+class Uneven(TextEnvironment):
+    """Episodes of 1 to 4 turns, whatever is done: processes ask their model a different number of times."""
+
+    def reset(self, *, seed, task, **row):
+        self.left = 1 + int(task[1:]) % 4
+        return ResetResult("Now: You see mug 1.", {"task": "Task: Put a mug"})
+
+    def step(self, action):
+        self.left -= 1
+        return StepResult("You see plate 1.", 0.0, self.left == 0, False, {"success": False})
 
 
 class FailsOnRankOne(ExtractiveAnalyzer):
@@ -50,15 +63,17 @@ def main() -> None:
     if scenario == "assertion_on_one_rank":
         keywords["reward_funcs"] = [broken_on_rank_one]
     policy = tiny.ScriptedPolicy(uneven_reply if scenario == "uneven" else ragged_reply)
+    is_sampled = scenario == "sampled"  # the model itself plays
     episodes = options.get("episodes", 16)
     model = tiny.model(dtype=getattr(torch, options.get("dtype", "float64")), **options.get("model", {}))
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     made = tiny.trainer(
         output / "run",
-        policy=policy,
+        policy=None if is_sampled else policy,
         model=model,
         train_dataset=ragged_rows(8),
-        environment_factory=Ragged,
+        eval_dataset=ragged_rows(5) if is_sampled else None,
+        environment_factory=Uneven if is_sampled else Ragged,
         per_device_train_batch_size=episodes // world // options.get("steps_per_generation", 1),
         steps_per_generation=options.get("steps_per_generation", 1),
         max_steps=options.get("steps", 3),
@@ -68,6 +83,8 @@ def main() -> None:
         **values,
     )
     made.train()
+    if is_sampled:
+        made.evaluate()
     log = [entry for entry in made.state.log_history if "loss" in entry]
     state = made.accelerator.get_state_dict(made.model_wrapped)
     torch.save(
@@ -76,6 +93,7 @@ def main() -> None:
             "initial": initial,
             "log": log,
             "requests": len(policy.requests),
+            "plays": len(made.last_evaluation.plays) if is_sampled else 0,
         },
         output / f"{world}-{rank}.pt",
     )
