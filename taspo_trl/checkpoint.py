@@ -62,10 +62,14 @@ def save_state(folder: str | Path, process_index: int, state: TrainingState) -> 
 def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
     """Read what [`save_state`] wrote; None when the checkpoint has no such file.
 
+    A process that the run did not have before stands where the first one does.
+
     Raises:
         ConfigurationError: the file has a layout that this version of the package does not know.
     """
     path = state_path(folder, process_index)
+    if not path.exists():
+        path = state_path(folder, 0)
     if not path.exists():
         return None
     data = _load(path)

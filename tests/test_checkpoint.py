@@ -73,6 +73,11 @@ def test_every_process_has_its_own_file(tmp_path):
     assert state_path(tmp_path, 0) != state_path(tmp_path, 1)
 
 
+def test_new_process_stands_where_the_first_one_does(tmp_path):
+    save_state(tmp_path, 0, TrainingState(3, [[[FULL]]], LAYOUT))
+    assert load_state(tmp_path, 2) == TrainingState(3, None, LAYOUT), "with none of its rows"
+
+
 def test_checkpoint_of_another_trainer_has_no_state(tmp_path):
     assert load_state(tmp_path, 0) is None
 
