@@ -174,17 +174,20 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
         for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
-        self.engine = self._make_engine()
 
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
         self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
         self.chat_renderer = ChatRenderer(self._tokenizer, args.chat_template_kwargs)
+        self.engine: VLLMEngine | None = None
         try:
             check_environments(self.environment_pool, self.chat_renderer, args, bool(functions))
+            self.engine = self._make_engine()
             self.experience_maker = self._make_experience_maker(functions)
         except BaseException:
             self.environment_pool.close()
+            if self.engine is not None:
+                self.engine.close()
             raise
         self._environment_names = {
             name: environment_name(factory, self.environment_pool.probes[name]) for name, factory in factories.items()
@@ -508,12 +511,17 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         state = load_state(checkpoint, self.accelerator.process_index) if checkpoint is not None else None
         if state is None:
             return
-        if state.buffer is not None and dict(state.layout) != self._layout:
+        per_rollout = state.layout["steps_per_generation"] * state.layout["num_iterations"]
+        num_rollouts, num_used = divmod(state.step, per_rollout)
+        if not num_used:  # between two batches, which other settings may have other micro-steps for
+            self._step, self._buffer = num_rollouts * self._micro_steps_per_rollout, None
+            return
+        if dict(state.layout) != self._layout:
             raise ConfigurationError(
-                f"{checkpoint} holds a partly used rollout batch made for {dict(state.layout)}, but the run has "
+                f"{checkpoint} stands in a partly used rollout batch made for {dict(state.layout)}, but the run has "
                 f"{self._layout}. Resume with the same settings, or from a checkpoint between two rollout batches."
             )
-        if state.buffer is None and state.step % self._micro_steps_per_rollout:
+        if state.buffer is None:
             logger.warning(
                 "%s does not hold the rows of its partly used rollout batch, which stay behind when a checkpoint goes "
                 "to the Hub. The tasks of that batch are played again, for the updates that are left of it.",

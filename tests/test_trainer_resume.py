@@ -91,6 +91,15 @@ def test_partly_used_batch_does_not_fit_other_settings(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+def test_other_settings_go_on_with_the_next_rollout_batch(tmp_path):
+    """From between two batches: after one batch of two micro-steps the second is drawn, in four of its own."""
+    made = new_trainer(tmp_path / "one", **LAYOUTS["two steps per rollout"], max_steps=2)
+    made.train()
+    other = new_trainer(tmp_path / "other", per_device_train_batch_size=2, steps_per_generation=4, max_steps=6)
+    other._load_rng_state(str(tmp_path / "one" / "checkpoint-2"))
+    assert (other._step, other._buffer) == (4, None)
+
+
 def test_checkpoint_loads_without_running_code(tmp_path):
     made = new_trainer(tmp_path, **LAYOUTS["two steps per rollout"])
     made.train()
