@@ -44,7 +44,7 @@ HONOURED = frozenset(
     per_device_eval_batch_size eval_on_start save_only_model save_strategy save_steps save_on_each_node
     save_total_limit enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
     hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better
-    ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed use_cpu
+    restore_callback_states_from_checkpoint full_determinism seed use_cpu
     accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers dataloader_pin_memory
     dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
     dataloader_in_order ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph
@@ -56,7 +56,7 @@ HONOURED = frozenset(
     num_iterations epsilon delta epsilon_high reward_weights scale_rewards mask_truncated_completions
     sync_ref_model ref_model_mixup_alpha ref_model_sync_steps entropy_coef use_bias_correction_kl
     log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo use_vllm
-    """.split()  # noqa: SIM905 - a list of 115 quoted names would be three pages
+    """.split()  # noqa: SIM905 - a list of 127 quoted names would be three pages
 )
 
 _ONLY_GRPO = "it belongs to another `loss_type`"
@@ -150,6 +150,11 @@ REFUSED: Mapping[str, Refused] = {
     "use_transformers_paged": Refused("turns are generated in token-budget batches (`generation_tokens`).", (False,)),
     "label_smoothing_factor": Refused("there are no labels to smooth.", (0.0,)),
     "neftune_noise_alpha": Refused("noise in the update but not in the scoring would bias every ratio.", (None,)),
+    "ignore_data_skip": Refused(
+        "a resumed run would draw its first tasks again and write over the records of the first rollout batches. "
+        "Skipping what was drawn costs next to nothing here.",
+        (False,),
+    ),
     "auto_find_batch_size": Refused(
         "groups must stay whole. Lower `micro_batch_tokens` when memory runs out.", (False,)
     ),
