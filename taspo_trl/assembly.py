@@ -61,6 +61,7 @@ def reward_settings(
     weights: Sequence[float],
     names: Sequence[str],
     extra: Mapping[str, Any],
+    columns: Sequence[str] = (),
 ) -> RewardSettings:
     """Where the training reward comes from, for each environment."""
     return RewardSettings(
@@ -71,6 +72,7 @@ def reward_settings(
         names=names,
         invalid_action_penalty=args.invalid_action_penalty,
         extra=extra,
+        columns=columns,
     )
 
 

@@ -38,6 +38,8 @@ class RewardSettings:
             Subtracted times the share of invalid turns, so that a trajectory keeps one advantage.
         extra (`Mapping[str, Any]`, *optional*):
             Further keywords for the functions: TRL's `trainer_state`, `log_extra`, `log_metric`.
+        columns (`Sequence[str]`, *optional*):
+            The dataset's columns. Where a row has no value the functions get None, as with TRL.
     """
 
     source: str = "success"
@@ -47,6 +49,7 @@ class RewardSettings:
     names: Sequence[str] = ()
     invalid_action_penalty: float = 0.0
     extra: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] = ()
 
 
 def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryGroup:
@@ -59,7 +62,7 @@ def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryG
         ValueError: a function did not return one value for each trajectory.
     """
     by_function = {
-        label: _call(function, label, group, settings.extra)
+        label: _call(function, label, group, settings)
         for label, function in zip(_labels(settings), settings.functions, strict=True)
     }
     return TrajectoryGroup(
@@ -118,17 +121,21 @@ def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settin
     return replace(trajectory, reward=reward, rewards=rewards)
 
 
-def _call(function: RewardFunction, name: str, group: TrajectoryGroup, extra: Mapping[str, Any]) -> list[float | None]:
+def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings: RewardSettings) -> list[float | None]:
     trajectories = group.trajectories
     conversations = [conversation_of(trajectory) for trajectory in trajectories]
-    columns = {key: [trajectory.task.get(key) for trajectory in trajectories] for key in trajectories[0].task}
+    # A task holds no None and not the name of its environment, both of which are in the row.
+    names = dict.fromkeys((*settings.columns, *trajectories[0].task))
+    columns = {name: [trajectory.task.get(name) for trajectory in trajectories] for name in names}
+    if trajectories[0].environment is not None:
+        columns["environment"] = [trajectory.environment for trajectory in trajectories]
     arguments = {
         **columns,
         "prompts": [prompt for prompt, _ in conversations],
         "completions": [completion for _, completion in conversations],
         "completion_ids": [[i for turn in t.turns for i in turn.reply_ids] for t in trajectories],
         "trajectories": list(trajectories),
-        **extra,
+        **settings.extra,
     }
     values = function(**arguments)
     if inspect.isawaitable(values):

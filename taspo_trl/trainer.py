@@ -174,21 +174,18 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
         for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
-
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
-        self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
         self.chat_renderer = ChatRenderer(self._tokenizer, args.chat_template_kwargs)
-        self.engine: VLLMEngine | None = None
-        try:
-            check_environments(self.environment_pool, self.chat_renderer, args, bool(functions))
+        with contextlib.ExitStack() as undo:  # what was opened is closed again if anything here is refused
             self.engine = self._make_engine()
-            self.experience_maker = self._make_experience_maker(functions)
-        except BaseException:
-            self.environment_pool.close()
             if self.engine is not None:
-                self.engine.close()
-            raise
+                undo.callback(self.engine.close)
+            self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
+            undo.callback(self.environment_pool.close)
+            check_environments(self.environment_pool, self.chat_renderer, args, bool(functions))
+            self.experience_maker = self._make_experience_maker(functions)
+            undo.pop_all()
         self._environment_names = {
             name: environment_name(factory, self.environment_pool.probes[name]) for name, factory in factories.items()
         }
@@ -251,6 +248,7 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
                 weights=self.reward_weights.tolist() if functions else (),
                 names=self.reward_func_names if functions else (),
                 extra=self._reward_keywords,
+                columns=getattr(self.train_dataset, "column_names", None) or (),
             ),
             guidance=guidance,
             num_generations=self.num_generations,

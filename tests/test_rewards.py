@@ -1,6 +1,7 @@
 """The training reward of a group: what functions are called with, and what becomes of their values."""
 
 import asyncio
+import dataclasses
 import math
 
 import pytest
@@ -93,6 +94,15 @@ def test_function_gets_the_keywords_of_trl_once_for_the_group():
         {"success": 1.0, "style": 0.5},
         {"success": 0.0, "style": None},
     ]
+
+
+def test_functions_get_every_column_of_the_dataset_also_where_the_row_has_none():
+    def judge(completions, hint, environment, **_):
+        return [float(one is None and name == "kitchen") for one, name in zip(hint, environment, strict=True)]
+
+    members = [dataclasses.replace(one, task={"task_id": "t"}, environment="kitchen") for one in pair().trajectories]
+    given = dataclasses.replace(settings(judge), columns=("task_id", "hint", "environment"))
+    assert [one.rewards["judge"] for one in score_group(group(*members), given).trajectories] == [1.0, 1.0]
 
 
 def test_columns_do_not_hide_the_keywords():
