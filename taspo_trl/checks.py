@@ -119,3 +119,19 @@ def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> Non
             "Prompt-learning adapters put virtual tokens before the context, which moves every position that is "
             "scored. Use LoRA or full training."
         )
+
+
+def check_parallelism(config: Any) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for processes that would have to share a row.
+
+    Args:
+        config ([`~accelerate.ParallelismConfig`], *optional*):
+            The accelerator's.
+    """
+    size = getattr(config, "non_data_parallel_size", 1)
+    if size > 1:
+        raise ConfigurationError(
+            f"Tensor, context or sequence parallelism makes {size} processes compute one row together, but "
+            "TASPOTrainer gives each process rows of its own. Set `tp_size`, `cp_size` and `sp_size` to 1; use FSDP2 "
+            "or DeepSpeed ZeRO-3 for a model that does not fit one device."
+        )

@@ -30,7 +30,7 @@ from .analyzer.build import configured_analyzer
 from .assembly import experience_settings, make_guidance, reward_settings, rollout_settings
 from .card_facts import environment_name, split_names
 from .checkpoint import Buffer, TrainingState, load_state, save_state
-from .checks import check_arguments, check_environments, check_model
+from .checks import check_arguments, check_environments, check_model, check_parallelism
 from .collection import Collector
 from .config import TASPOConfig
 from .contexts import ChatRenderer
@@ -168,6 +168,7 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
                 quantization_config=quantization_config,
                 peft_config=peft_config,
             )
+        check_parallelism(self.accelerator.parallelism_config)
         if frozen_copy is not None:
             self._adopt_reference(frozen_copy)
         check_model(self.model, self._is_vlm, self.aux_loss_enabled)

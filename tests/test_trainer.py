@@ -112,6 +112,18 @@ def test_tokenizer_without_chat_template_is_refused(tmp_path):
         scripted(tmp_path, processing_class=tok)
 
 
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"cp_size": 2}, {"dp_shard_size": 2, "tp_size": 4}])
+def test_processes_that_share_a_row_are_refused(sizes):
+    from accelerate import ParallelismConfig
+
+    from taspo_trl.checks import check_parallelism
+
+    check_parallelism(None)
+    check_parallelism(ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
+    with pytest.raises(ConfigurationError, match="FSDP2 or DeepSpeed ZeRO-3"):
+        check_parallelism(ParallelismConfig(**sizes))
+
+
 def test_plain_grpo_config_is_refused():
     from trl import GRPOConfig
 
