@@ -42,7 +42,6 @@ class Composer:
         if max_tokens < 1:
             raise ValueError(f"`max_tokens` must be at least 1, got {max_tokens}.")
         self._tokenizer = tokenizer
-        self._max_tokens = max_tokens
         tags = "|".join(re.escape(tag) for tag in {*ACTION_TAGS, *action_tags})
         self._tags = re.compile(rf"</?(?:{tags})>", re.IGNORECASE)
         added: dict[str, int] = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
@@ -52,27 +51,37 @@ class Composer:
         self._special_ids = {*tokenizer.all_special_ids, *added.values()}
         self._opening_ids = self._encode(f"\n\n{OPENING}\n")
         self._closing_ids = self._encode(f"\n{CLOSING}")
+        inside = max_tokens - len(self._opening_ids) - len(self._closing_ids)
+        self._has_wrapper = inside > 0
+        self._room = inside if self._has_wrapper else max_tokens
 
     def compose(self, statements: Sequence[Statement]) -> tuple[tuple[int, ...], list[Statement], list[Rejection]]:
-        """(block ids, statements that went in, rejects); statements with markup are dropped."""
-        kept, rejected = [], []
+        """(block ids, statements that went in, rejects).
+
+        Statements with markup are dropped, and those of which the budget leaves nothing; the last one may be cut.
+        """
+        kept: list[Statement] = []
+        rejected: list[Rejection] = []
         for statement in statements:
             fault = self.fault(statement.text)
             if fault:
                 rejected.append(Rejection("composition", fault, statement.text))
             else:
                 kept.append(statement)
-        return self.block("\n".join(f"- {statement.text}" for statement in kept)), kept, rejected
+        text, starts = "", []
+        for statement in kept:
+            starts.append(len(self._plain_ids(text)))
+            text += f"- {statement.text}\n"
+        num_shown = sum(start < self._room for start in starts)
+        rejected += [Rejection("composition", "over_max_tokens", statement.text) for statement in kept[num_shown:]]
+        return self.block(text[:-1]), kept[:num_shown], rejected
 
     def block(self, text: str) -> tuple[int, ...]:
         """The block around `text`, which must be free of markup; empty for empty text."""
         if not text.strip():
             return ()
-        guidance = [i for i in self._encode(text) if i not in self._special_ids]
-        room = self._max_tokens - len(self._opening_ids) - len(self._closing_ids)
-        if room > 0:
-            return (*self._opening_ids, *guidance[:room], *self._closing_ids)
-        return tuple(guidance[: self._max_tokens])
+        guidance = self._plain_ids(text)[: self._room]
+        return (*self._opening_ids, *guidance, *self._closing_ids) if self._has_wrapper else tuple(guidance)
 
     def text(self, block_ids: Sequence[int]) -> str:
         """The block as people read it."""
@@ -96,6 +105,9 @@ class Composer:
             text = text.replace(special, " ")
         # Nested markup, such as one wrapper in another, leaves markup behind; only an attacker writes it.
         return _BRACKETS.sub(" ", text) if self.fault(text) else text
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return [i for i in self._encode(text) if i not in self._special_ids]
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

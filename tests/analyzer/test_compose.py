@@ -68,6 +68,20 @@ def test_a_block_that_fits_exactly_is_whole():
     assert len(Composer(TOKENIZER, need - 1).block(text)) == need - 1
 
 
+def test_statements_of_which_the_budget_leaves_nothing_did_not_go_in():
+    texts = ["Open it.", "Take the mug.", "Go."]
+    first = len(ids("- Open it.\n"))
+    for room, num_kept in ((1, 1), (first, 1), (first + 1, 2), (first + 3, 2)):
+        block, kept, rejected = Composer(TOKENIZER, WRAPPER + room).compose(statements(*texts))
+        assert [one.text for one in kept] == texts[:num_kept]
+        assert [(one.reason, one.item) for one in rejected] == [("over_max_tokens", text) for text in texts[num_kept:]]
+        assert TOKENIZER.decode(block).count("\n-") == num_kept
+    _, kept, rejected = Composer(TOKENIZER, WRAPPER + len(ids("- Open it.\n- Take the mug.\n- Go."))).compose(
+        statements(*texts)
+    )
+    assert [one.text for one in kept] == texts and not rejected
+
+
 @pytest.mark.parametrize("max_tokens", [1, 5, WRAPPER - 1, WRAPPER])
 def test_a_budget_without_room_behind_the_wrapper_holds_guidance_alone(max_tokens: int):
     # Where the wrapper fits exactly nothing would stand in it, so it is left out there too.
