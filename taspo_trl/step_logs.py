@@ -31,7 +31,8 @@ def log_experience(
         len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns
     )
     metrics["num_tokens"] = [state.num_input_tokens_seen]
-    names = sorted({name for t in trajectories for name in t.rewards})
+    # A column that an earlier batch had and this one lacks is filled up: TRL's table takes the last rows of each.
+    names = sorted({*logs["rewards"], *(name for t in trajectories for name in t.rewards)})
     for trajectory, advantage in zip(trajectories, experience.advantages, strict=True):
         prompt, completion = conversation_of(trajectory)
         logs["prompt"].append(prompt)
@@ -39,7 +40,7 @@ def log_experience(
         logs["advantages"].append(advantage)
         for name in names:
             logs["rewards"][name].append(trajectory.rewards.get(name))
-    for column in sorted({column for one in experience.collected for column in one.extra_logs}):
+    for column in sorted({*logs["extra"], *(column for one in experience.collected for column in one.extra_logs)}):
         for one in experience.collected:
             missing = [None] * len(one.group.trajectories)
             logs["extra"][column].extend(one.extra_logs.get(column, missing))

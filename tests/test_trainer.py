@@ -214,6 +214,20 @@ def test_reward_functions_add_to_the_environments_reward(tmp_path):
     assert list(table["length"]) == [3] * 8 and {"short", "success", "advantage"} <= set(table.columns)
 
 
+def test_a_column_logged_once_does_not_stand_beside_later_batches(tmp_path):
+    def judge(trajectories, trainer_state, log_extra, **kwargs):
+        if trainer_state.global_step == 0:
+            log_extra("note", ["first"] * len(trajectories))
+        return [0.0] * len(trajectories)
+
+    made, _ = scripted(tmp_path, reward_funcs=[judge], max_steps=2, log_completions=True)
+    made.train()
+    import pandas as pd
+
+    notes = [list(pd.read_parquet(tmp_path / "completions" / f"completions_0000{k}.parquet")["note"]) for k in (1, 2)]
+    assert notes == [["first"] * 8, [None] * 8]
+
+
 def test_environment_score_can_be_the_reward(tmp_path):
     made, _ = scripted(tmp_path, training_reward="environment")
     made.train()
