@@ -515,5 +515,9 @@ class TASPOConfig(GRPOConfig):
 
 
 def _require(name: str, value: Any, holds: Any, rule: str) -> None:
-    if not holds(value):
+    try:
+        is_right = holds(value)
+    except TypeError:  # None or a word where a number belongs
+        is_right = False
+    if not is_right:
         raise ConfigurationError(f"`{name}` must be {rule}, got {value!r}.")

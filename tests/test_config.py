@@ -125,6 +125,8 @@ def test_choices_are_enforced_named_and_documented(tmp_path, name):
         ("max_evidence_items", 0, "at least 1"),
         ("max_guidance_items", 0, "at least 1"),
         ("max_guidance_tokens", 0, "at least 1"),
+        ("max_guidance_tokens", None, "at least 1"),
+        ("temperature", "hot", "positive"),
         ("analyzer_context_chars", 0, "at least 1"),
         ("analyzer_workers", 0, "at least 1"),
         ("max_completion_length", 0, "at least 1"),
