@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
@@ -462,7 +463,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
             folder = Path(self.args.output_dir) / "_evaluations"
             result.save(folder / f"{metric_key_prefix}_{self.state.global_step:06d}.json")
         self.last_evaluation: EvaluationResult = result
-        Trainer.log(self, dict(metrics))  # TRL's `log` would flush the training metrics into this entry
+        # None for a mean of nothing: JSON has no NaN. TRL's `log` would flush the training metrics into this entry.
+        Trainer.log(self, {name: value if math.isfinite(value) else None for name, value in metrics.items()})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -394,6 +395,15 @@ def test_evaluation_plays_each_task_once_and_touches_nothing(tmp_path):
     quiet.train()
     for name, value in tiny.parameters(quiet).items():
         assert torch.equal(value, made.model.get_parameter(name)), "evaluating changed what was trained"
+
+
+def test_logged_means_of_nothing_are_json(tmp_path):
+    made, _ = scripted(tmp_path, by_member=("look",) * 4, eval_dataset=rows(3))
+    made.train()
+    metrics = made.evaluate()
+    assert math.isnan(metrics["eval_turns_success"]), "no play was solved"
+    json.dumps(made.state.log_history, allow_nan=False)
+    assert history(made, "eval_turns_success") == [None]
 
 
 def test_evaluation_of_several_sets_and_best_model(tmp_path):
