@@ -165,6 +165,14 @@ class _Loop:
             episode.messages,
         )
         episode.prompt = episode.contexts.next(view)
+        if episode.prompt is None and not episode.turns:  # no turn at all: it says nothing about the policy
+            limit = episode.contexts.max_length
+            error = (
+                f"the first prompt does not fit {limit} tokens, whatever is cut: raise `max_prompt_length` or take a "
+                "model with a larger window, or shorten the environment's task and prompt"
+            )
+            self._end(episode, StopReason.PROMPT_TOO_LONG, error)
+            return
         if episode.prompt is None:
             self._cut(episode, StopReason.PROMPT_TOO_LONG)
             return

@@ -224,6 +224,7 @@ def test_what_cannot_be_cut_far_enough_ends_the_episode_and_no_other(renderer, c
 def test_a_first_prompt_that_does_not_fit_leaves_an_episode_without_turns_and_not_usable(renderer):
     [ended] = play(renderer, [act("win")], settings={"max_prompt_length": 3})
     assert ended.stop_reason is StopReason.PROMPT_TOO_LONG and ended.turns == () and not ended.is_usable
+    assert "does not fit 3 tokens" in ended.error and "`max_prompt_length`" in ended.error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("engine down"), MemoryError("too much")])
