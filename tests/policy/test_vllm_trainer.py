@@ -12,6 +12,7 @@ import torch
 from taspo_trl.errors import ConfigurationError, RolloutError, ServiceError
 from taspo_trl.policy import sync_watch, weight_transfer
 from taspo_trl.records import read_records
+from taspo_trl.trainer import TASPOTrainer
 from taspo_trl.types import StopReason
 from tests import tiny
 from tests.policy.fake_vllm import FakeVLLM, free_port, wait_until
@@ -191,6 +192,18 @@ def test_nothing_on_the_port_fails_at_construction_before_any_analyzer_request(t
     assert CountingAnalyzer.num_requests == 0 and Script.opened == 0
     assert threading.active_count() <= threads
     assert wait_until(lambda: open_sockets() <= before)
+
+
+def test_a_construction_that_fails_later_leaves_the_servers_group(served, monkeypatch):
+    client = RecordingClient()
+
+    def refuse(*_):
+        raise ConfigurationError("no such thing")
+
+    monkeypatch.setattr(TASPOTrainer, "_make_experience_maker", refuse)
+    with pytest.raises(ConfigurationError, match="no such thing"):
+        served(client=client)
+    assert client.is_closed
 
 
 def test_a_server_that_refuses_the_group_fails_at_construction(tmp_path, monkeypatch):
