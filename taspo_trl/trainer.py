@@ -306,6 +306,9 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
     # ---- training --------------------------------------------------------------------------------------------------
 
     def train(self, *args, **kwargs):
+        # What an earlier call left of its rollout batch, perhaps in the middle of an optimizer step, is not used.
+        self._buffer = None
+        self._step += -self._step % self._micro_steps_per_rollout
         try:
             return super().train(*args, **kwargs)
         finally:

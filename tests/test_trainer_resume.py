@@ -120,3 +120,24 @@ def test_checkpoint_without_its_rows_plays_that_batch_again(tmp_path, caplog):
     assert (resumed.state.global_step, resumed._step) == (4, whole._step)
     assert tasks(tmp_path / "back") == tasks(tmp_path / "whole"), "the same tasks with the same seeds"
     assert "played again" in caplog.text
+
+
+def test_second_call_after_an_interrupt_begins_with_a_batch_of_its_own(tmp_path):
+    """NBK-1: what is left of an optimizer step's rows belongs to a policy that is no longer there."""
+    from transformers import TrainerCallback
+
+    class Interrupt(TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    made = new_trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, save_strategy="no")
+    made.add_callback(Interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    assert made._step == 1
+    made.remove_callback(Interrupt)
+    made.args.num_train_epochs = 1
+    made.train()
+    drawn = {uid.split("-")[0] for uid, _ in tasks(tmp_path)}
+    assert made._step == 4 * len(drawn), "every batch is used from its first micro-step to its last"
+    assert drawn == {f"r{k}" for k in range(1 + made.state.global_step)}
