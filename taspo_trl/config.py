@@ -8,7 +8,6 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from .analyzer.constructions import CONSTRUCTIONS
@@ -16,6 +15,7 @@ from .errors import ConfigurationError
 from .options import check_options
 from .policy.checks import check_vllm_options
 from .policy.transformers import check_generation_kwargs
+from .precision import has_bf16_gpu
 
 
 @dataclass
@@ -427,7 +427,7 @@ class TASPOConfig(GRPOConfig):
             check_vllm_options(self)
         else:
             check_generation_kwargs(self.generation_kwargs or {})
-        if self.bf16 is None and not is_torch_bf16_gpu_available():
+        if self.bf16 is None and not has_bf16_gpu():
             self.bf16 = False  # TRL's True is refused or slow on machines without such a GPU
         super().__post_init__()
         per_rollout, per_step = self.steps_per_generation, self.gradient_accumulation_steps

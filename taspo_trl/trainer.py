@@ -45,6 +45,7 @@ from .passes import PolicyPasses
 from .policy import Policy, SamplingSettings, TransformersPolicy
 from .policy.build import VLLMEngine, make_vllm_engine
 from .policy.checks import check_unquantized
+from .precision import keep_trained_weights_in_float32
 from .projection import add_selected_projection
 from .publishing import PublishingMixin
 from .rewards import RewardFunction
@@ -170,6 +171,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
                 peft_config=peft_config,
             )
         check_parallelism(self.accelerator.parallelism_config)
+        if args.fp16 and has_adapter:
+            keep_trained_weights_in_float32(self.model)
         if frozen_copy is not None:
             self._adopt_reference(frozen_copy)
         check_model(self.model, self._is_vlm, self.aux_loss_enabled)

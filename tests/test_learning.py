@@ -10,7 +10,8 @@ from rich.console import Console
 from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.evaluation import compare
-from taspo_trl.quickstart.policy import WarmStart, has_fast_bf16, tiny_policy
+from taspo_trl.precision import has_bf16_cpu
+from taspo_trl.quickstart.policy import WarmStart, tiny_policy
 from taspo_trl.quickstart.run import Quickstart, run
 from taspo_trl.records import read_records
 
@@ -51,7 +52,7 @@ def test_training_raises_held_out_success(tmp_path):
             per_device_eval_batch_size=72,
             gradient_checkpointing=False,
             use_cpu=True,
-            bf16=has_fast_bf16(),
+            bf16=has_bf16_cpu(),
             logging_steps=1,
             save_strategy="no",
             report_to="none",

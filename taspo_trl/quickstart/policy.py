@@ -158,6 +158,8 @@ def warm_started(
     """`model` after imitating the demonstrations."""
     import torch
 
+    from ..precision import has_bf16_cpu
+
     data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
     rng = random.Random(settings.seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -169,7 +171,7 @@ def warm_started(
         if len(order) < settings.batch_size:
             order = rng.sample(range(len(data)), len(data))
         batch = [data[order.pop()] for _ in range(settings.batch_size)]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_fast_bf16()):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16_cpu()):
             loss = _imitation_loss(model, batch, settings.prompt_loss, tokenizer.pad_token_id)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -198,10 +200,3 @@ def _imitation_loss(model: Any, batch: list[Demonstration], prompt_loss: float, 
         logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
     ).view(len(batch), width - 1)
     return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
-
-
-def has_fast_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware; elsewhere float32 is faster."""
-    import torch
-
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..evaluation import EvaluationResult, compare
-from .policy import WarmStart, has_fast_bf16, tiny_policy, warm_started_lora
+from .policy import WarmStart, tiny_policy, warm_started_lora
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
 
     from .. import TASPOConfig, TASPOTrainer
     from ..environments import HouseholdEnvironment
+    from ..precision import has_bf16_cpu, has_bf16_gpu
     from .progress import StepBar
 
     is_tiny = settings.model == "tiny"
@@ -166,7 +167,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
         per_device_eval_batch_size=160 if is_tiny else 48,
         gradient_checkpointing=False,
         use_cpu=on_cpu,
-        bf16=has_fast_bf16() if on_cpu else torch.cuda.is_bf16_supported(),
+        bf16=has_bf16_cpu() if on_cpu else has_bf16_gpu(),
         logging_steps=1,
         save_strategy="no",
         report_to="none",

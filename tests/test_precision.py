@@ -1,0 +1,27 @@
+"""Number formats: what the machine has, and what float16's loss scaler can take."""
+
+import pytest
+import torch
+
+from taspo_trl import precision
+
+
+@pytest.mark.parametrize("in_hardware", [True, False])
+def test_a_gpu_that_emulates_bfloat16_does_not_have_it(monkeypatch, in_hardware):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or in_hardware
+    )
+    assert precision.has_bf16_gpu() is in_hardware
+
+
+def test_trained_half_precision_weights_become_float32_and_others_stay():
+    model = torch.nn.ModuleList(
+        torch.nn.Linear(2, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)
+    )
+    frozen = torch.nn.Linear(2, 2, dtype=torch.bfloat16).requires_grad_(False)
+    model.append(frozen)
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    precision.keep_trained_weights_in_float32(model)
+    assert [layer.weight.dtype for layer in model] == [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+    assert all(torch.equal(now.to(value.dtype), value) for now, value in zip(model.parameters(), values, strict=True))
