@@ -179,7 +179,7 @@ def evaluate_tasks(
         `EvaluationResult`: plays in the order of `rows`.
     """
     facts = {
-        "tasks_digest": f"{derive_seed(*(sorted(map(str, task_row(row).items())) for row in rows)):016x}",
+        "tasks_digest": tasks_digest(rows),
         "seed": seed,
         "num_plays": num_plays,
         **asdict(sampling),
@@ -229,6 +229,11 @@ def evaluate_tasks(
             on_episode_end=finish,
         )
     return EvaluationResult(tuple(done[one, k] for one in ids for k in range(num_plays) if (one, k) in done), facts)
+
+
+def tasks_digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What two evaluations have in common exactly when they play the same tasks in the same order."""
+    return f"{derive_seed(*(sorted(map(str, task_row(row).items())) for row in rows)):016x}"
 
 
 def wilson_rate(outcomes: Sequence[bool], confidence: float = 0.95) -> Rate:

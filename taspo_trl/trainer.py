@@ -37,7 +37,7 @@ from .config import TASPOConfig
 from .contexts import ChatRenderer
 from .environments.workers import EnvironmentPool, Factory
 from .errors import ConfigurationError
-from .evaluation import EvaluationResult, evaluate_tasks
+from .evaluation import EvaluationResult, evaluate_tasks, tasks_digest
 from .experience import ExperienceMaker, UpdateLayout
 from .loss import taspo_loss, token_sums
 from .metrics import update_metrics
@@ -492,7 +492,11 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
                 settings={"global_step": self.state.global_step, "weights_step": self._weights_step},
             )
         plays = self._gather(list(result.plays))
-        facts = {"num_tasks": len(rows), "splits": list(split_names(row.get("split") for row in rows))}
+        facts = {  # of all processes' tasks
+            "tasks_digest": tasks_digest(rows),
+            "num_tasks": len(rows),
+            "splits": list(split_names(row.get("split") for row in rows)),
+        }
         return EvaluationResult(tuple(plays), {**result.settings, **facts})
 
     # ---- logs and checkpoints --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from taspo_trl.analyzer.base import AnalyzerReply
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import HouseholdEnvironment, ResetResult, StepResult, TextEnvironment
 from taspo_trl.errors import ConfigurationError, RolloutError
+from taspo_trl.evaluation import tasks_digest
 from taspo_trl.records import read_records
 from taspo_trl.scoring import PairedRow
 from tests import tiny
@@ -395,6 +396,15 @@ def test_evaluation_plays_each_task_once_and_touches_nothing(tmp_path):
     quiet.train()
     for name, value in tiny.parameters(quiet).items():
         assert torch.equal(value, made.model.get_parameter(name)), "evaluating changed what was trained"
+
+
+def test_settings_of_an_evaluation_are_those_of_all_processes(tmp_path, monkeypatch):
+    made, _ = scripted(tmp_path)
+    monkeypatch.setattr(type(made.accelerator), "num_processes", property(lambda self: 2))
+    monkeypatch.setattr(made, "_gather", lambda objects: objects)
+    result = made._play_evaluation(list(rows(3)))
+    assert len(result.plays) == 2, "the first process plays every other task"
+    assert result.settings["num_tasks"] == 3 and result.settings["tasks_digest"] == tasks_digest(list(rows(3)))
 
 
 def test_logged_means_of_nothing_are_json(tmp_path):
