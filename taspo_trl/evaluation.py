@@ -187,13 +187,7 @@ def evaluate_tasks(
         "rollout": asdict(rollout),
         **(settings or {}),
     }
-    ids = [task_id(task_row(row)) for row in rows]
-    repeated = [one for one, count in Counter(ids).items() if count > 1]
-    if repeated:
-        raise ConfigurationError(
-            f"The task {repeated[0]!r} stands {ids.count(repeated[0])} times in the evaluation data; each task is "
-            "played once. Give the rows distinct `task_id`s, or raise `num_generations_eval` for several plays."
-        )
+    ids = distinct_ids(rows)
     done: dict[tuple[str, int], Play] = {}
     if progress_path is not None:
         done = _read_progress(Path(progress_path), facts)
@@ -229,6 +223,22 @@ def evaluate_tasks(
             on_episode_end=finish,
         )
     return EvaluationResult(tuple(done[one, k] for one in ids for k in range(num_plays) if (one, k) in done), facts)
+
+
+def distinct_ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The task id of each row.
+
+    Raises:
+        ConfigurationError: two rows are the same task, which would count twice.
+    """
+    ids = [task_id(task_row(row)) for row in rows]
+    repeated = [one for one, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise ConfigurationError(
+            f"The task {repeated[0]!r} stands {ids.count(repeated[0])} times in the evaluation data; each task is "
+            "played once. Give the rows distinct `task_id`s, or raise `num_generations_eval` for several plays."
+        )
+    return ids
 
 
 def tasks_digest(rows: Sequence[Mapping[str, Any]]) -> str:

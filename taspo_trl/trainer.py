@@ -37,7 +37,7 @@ from .config import TASPOConfig
 from .contexts import ChatRenderer
 from .environments.workers import EnvironmentPool, Factory
 from .errors import ConfigurationError
-from .evaluation import EvaluationResult, evaluate_tasks, tasks_digest
+from .evaluation import EvaluationResult, distinct_ids, evaluate_tasks, tasks_digest
 from .experience import ExperienceMaker, UpdateLayout
 from .loss import taspo_loss, token_sums
 from .metrics import update_metrics
@@ -476,6 +476,7 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
 
     def _play_evaluation(self, rows: list[dict[str, Any]]) -> EvaluationResult:
         args, collector = self.args, self.experience_maker.collector
+        distinct_ids(rows)  # before they are dealt: each process sees its own share only
         mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
         with self._progress(len(mine) * self.num_generations_eval, "evaluation") as bar, self._generating():
             result = evaluate_tasks(

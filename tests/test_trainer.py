@@ -405,6 +405,8 @@ def test_settings_of_an_evaluation_are_those_of_all_processes(tmp_path, monkeypa
     result = made._play_evaluation(list(rows(3)))
     assert len(result.plays) == 2, "the first process plays every other task"
     assert result.settings["num_tasks"] == 3 and result.settings["tasks_digest"] == tasks_digest(list(rows(3)))
+    with pytest.raises(ConfigurationError, match="stands 2 times"):  # dealt to different processes
+        made._play_evaluation([*rows(3), rows(1)[0]])
 
 
 def test_logged_means_of_nothing_are_json(tmp_path):
