@@ -23,6 +23,11 @@ def check_arguments(
     """Raise [`~taspo_trl.errors.ConfigurationError`] for trainer arguments that cannot work together."""
     if not isinstance(args, TASPOConfig):
         raise ConfigurationError(f"`args` must be a TASPOConfig, got {type(args).__name__}.")
+    if args.accelerator_config.split_batches:
+        raise ConfigurationError(
+            "`accelerator_config` asks for `split_batches`, which divides a batch by the number of processes and "
+            "tears groups apart. Leave it False: `per_device_train_batch_size` counts the episodes of one process."
+        )
     if environment_factory is None:
         raise ConfigurationError(
             "`environment_factory` is missing: pass the environment class, or a callable that makes an instance, for "

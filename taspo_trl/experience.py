@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,12 @@ from .pairs import plan_pairs, scores_of, turn_scores
 from .passes import PolicyPasses
 from .policy import SamplingSettings
 from .records import TrajectoryRecord, write_records
-from .tasks import derive_seed
+from .tasks import derive_seed, group_id_of
 from .types import Credit, Trajectory
 from .update import UpdatePlan, plan_update
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,19 @@ class ExperienceMaker:
                 Which updates the batch feeds.
         """
         seconds: dict[str, float] = {}
-        with _timed(seconds, "time/rollout"):
-            collected = self.collector.play(rows, sampling, seed, draw, on_episode_end)
+        played: list[Trajectory] = []
+
+        def on_end(trajectory: Trajectory) -> None:
+            played.append(trajectory)
+            if on_episode_end is not None:
+                on_episode_end(trajectory)
+
+        try:
+            with _timed(seconds, "time/rollout"):
+                collected = self.collector.play(rows, sampling, seed, draw, on_end)
+        except BaseException:
+            self._keep_interrupted(played, draw, step)
+            raise
         trajectories = [member for one in collected for member in one.group.trajectories]
         rewards = [[t.reward if t.is_usable else None for t in one.group.trajectories] for one in collected]
         advantages_G, flat_G = group_advantages(rewards, self.settings.scale_rewards)
@@ -221,7 +236,7 @@ class ExperienceMaker:
                 advantage,
                 scores_of(t, scores) if guided.guidance[t.uid] else (),
                 [turn.action_mask for turn in t.turns],
-                no_guidance="" if guided.guidance[t.uid] else guided.guidance[t.uid].abstain_reason,
+                no_guidance="" if guided.guidance[t.uid] else guided.guidance[t.uid].abstain_reason or "unexplained",
                 **self.settings.credit,
             )
             for t, advantage in zip(trajectories, advantages, strict=True)
@@ -254,6 +269,20 @@ class ExperienceMaker:
             return
         path = self.settings.records_folder / f"rollout_{draw:06d}.jsonl"
         write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
+
+    def _keep_interrupted(self, played: Sequence[Trajectory], draw: int, step: int) -> None:
+        """Write the episodes of a batch that broke off (an interrupt, a bug in a reward function): they are paid for.
+
+        Their file ends in `.partial`: readers of the folder leave it alone, and it can be read by its name.
+        """
+        if self.settings.records_folder is None or not played:
+            return
+        name = f"rollout_{draw:06d}-process{self.collector.process_index}.jsonl.partial"
+        records = [TrajectoryRecord(t, group_id_of(t.uid), rollout=draw, step=step) for t in played]
+        write_records(
+            self.settings.records_folder / name, records, with_prompt_ids=self.settings.records_with_prompt_ids
+        )
+        logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), name)
 
 
 def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], credits: Mapping[str, Credit]) -> Buffer:

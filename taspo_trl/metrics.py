@@ -15,6 +15,10 @@ from .guidance import GuidanceBatch
 from .types import Credit, Extraction, FinishReason, Guidance, StopReason, Trajectory
 
 
+COUNTS = ("evidence/rejected/", "guidance/none/", "credit/fallback/", "credit/unscorable/", "analyzer/errors/")
+"""Beginnings of names that a batch has only where there is something to count."""
+
+
 def rollout_report(
     collected: Sequence[CollectedGroup],
     advantages: Sequence[float],

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from .experience import Experience
+from .metrics import COUNTS
 from .rewards import conversation_of
 
 
@@ -24,8 +25,14 @@ def log_experience(
         logs (`MutableMapping[str, Any]`):
             TRL's `_logs`: prompts, completions, rewards, advantages and extra columns, one entry a trajectory.
     """
-    for name, value in experience.metrics.items():
-        metrics[name].append(value)
+    # TRL's `log` averages over the batches since the last one; a reason that a batch does not name counts 0 in it.
+    num_earlier = len(metrics["reward"])
+    for name in {*metrics, *experience.metrics}:
+        if name.startswith(COUNTS):
+            metrics[name].extend([0.0] * (num_earlier - len(metrics[name])))
+            metrics[name].append(experience.metrics.get(name, 0.0))
+        elif name in experience.metrics:
+            metrics[name].append(experience.metrics[name])
     trajectories = [member for one in experience.collected for member in one.group.trajectories]
     state.num_input_tokens_seen += sum(
         len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns

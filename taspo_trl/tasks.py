@@ -52,6 +52,11 @@ def plan_groups(
     return specs
 
 
+def group_id_of(uid: str) -> str:
+    """The group of a trajectory that [`plan_groups`] named."""
+    return uid.rpartition("-k")[0]
+
+
 def task_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A dataset row without the None values that Arrow fills in for keys a row did not have, at any depth."""
     if "seed" in row:

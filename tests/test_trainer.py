@@ -17,8 +17,10 @@ from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import HouseholdEnvironment, ResetResult, StepResult, TextEnvironment
 from taspo_trl.errors import ConfigurationError, RolloutError
 from taspo_trl.evaluation import tasks_digest
+from taspo_trl.guidance import GuidanceStage
 from taspo_trl.records import read_records
 from taspo_trl.scoring import PairedRow
+from taspo_trl.types import Extraction, Guidance
 from tests import tiny
 
 
@@ -93,6 +95,7 @@ def fresh_counts():
         ({"environment_factory": None}, "environment_factory"),
         ({"environment_factory": {}}, "empty dictionary"),
         ({"environment_factory": {"a": Script}}, "`environment` column"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
         ({"train_dataset": None}, "train_dataset"),
         ({"train_dataset": rows(1)}, "one rollout batch draws 2"),
         ({"train_dataset": rows(4, seed=[1, 2, 3, 4])}, "column `seed`"),
@@ -553,3 +556,59 @@ def test_household_runs_with_the_real_policy_in_both_contexts(tmp_path):
         made.train()
         assert made.evaluate()["eval_num_plays"] == 3
         assert HouseholdEnvironment is made.environment_pool._factories[None]
+
+
+def test_a_batch_that_breaks_off_leaves_its_episodes(tmp_path):
+    def broken(trajectories, **kwargs):
+        if trajectories[0].uid.startswith("r1"):
+            raise ZeroDivisionError("a bug of the user's")
+        return [0.0] * len(trajectories)
+
+    made, _ = scripted(tmp_path, reward_funcs=[broken], max_steps=2)
+    with pytest.raises(ZeroDivisionError):
+        made.train()
+    folder = tmp_path / "_trajectories"
+    assert {r.rollout for r in read_records(folder)} == {0}, "whole batches only"
+    kept = list(read_records(folder / "rollout_000001-process0.jsonl.partial"))
+    assert kept and {r.rollout for r in kept} == {1}
+    assert all(r.trajectory.uid.startswith(f"{r.group_id}-k") for r in kept)
+
+
+def test_reasons_are_averaged_over_all_batches_of_a_log_entry(tmp_path):
+    """One failed extraction in three batches is a third of a failure each, not one."""
+
+    class DownOnce:
+        name, calls = "down", 0
+
+        def complete(self, request):
+            self.calls += 1
+            return AnalyzerReply(error="rate_limit") if self.calls == 2 else AnalyzerReply(text='{"evidence": []}')
+
+        def close(self):
+            pass
+
+    made, _ = scripted(
+        tmp_path, by_member=("inventory", "look", "look", "look"), analyzer=DownOnce(), max_steps=3, logging_steps=3,
+        per_device_train_batch_size=4,
+    )  # fmt: skip
+    made.train()
+    assert history(made, "analyzer/errors/rate_limit") == [pytest.approx(1 / 3)]
+
+
+def test_a_construction_that_gives_no_reason_is_recorded_as_unexplained(tmp_path):
+    made, _ = scripted(tmp_path, by_member=("inventory", "look", "look", "look"), allocation="token")
+
+    class Silent:
+        name, needs_success = "silent", True
+
+        def prepare(self, group):
+            return Extraction()
+
+        def build(self, group, target, extraction):
+            return Guidance(target.uid, self.name)
+
+    maker = made.experience_maker
+    maker.guidance = GuidanceStage(Silent())
+    maker.collector = dataclasses.replace(maker.collector, guidance=maker.guidance)
+    made.train()
+    assert history(made, "credit/fallback/unexplained")[0] > 0
