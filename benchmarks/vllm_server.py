@@ -1,6 +1,6 @@
 """What server mode does through the HTTP server of a real vLLM: continuous generation, and agreement with the trainer.
 
-    python benchmarks/vllm_server.py [--url http://localhost:8000 --model FOLDER] [--episodes 16]
+    python benchmarks/vllm_server.py [--url http://localhost:8000 --model FOLDER] [--episodes 12]
 
 - barrier: the same episodes, with the same seeds, generated continuously and with a barrier for each turn (a turn's
   requests go out when the last environment has answered, and wait for one another's replies).
@@ -44,7 +44,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = "You live in a small house and look for things. Think aloud for as long as you need, then act. " * 4
 MAX_TURNS = 6
 MAX_NEW_TOKENS = 48
-REPEATS = 3
+REPEATS = 2
+DELAYS = (0.0, 0.5, 2.0)
 
 
 class Waiting(TextEnvironment):
@@ -118,7 +119,7 @@ def measure_barrier(policy: VLLMServerPolicy, tokenizer: Any, num_episodes: int)
     """Seconds of a rollout batch in both ways, for environments without and with a delay."""
     found = []
     play(policy, tokenizer, 4)  # the server compiles and warms up
-    for mean_seconds in (0.0, 0.5):
+    for mean_seconds in DELAYS:
         Waiting.mean_seconds = mean_seconds
         seconds: dict[str, list[float]] = {"continuous": [], "barrier": []}
         num_turns = num_tokens = 0
@@ -201,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="a running server; its weights must be those of --model")
     parser.add_argument("--model", help="the model folder that --url serves")
-    parser.add_argument("--episodes", type=int, default=16)
+    parser.add_argument("--episodes", type=int, default=12)
     options = parser.parse_args()
     if bool(options.url) != bool(options.model):
         parser.error("--url and --model belong together")
