@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,25 @@ def evaluate(model, path, *more):
 def test_train_leaves_a_model_and_records(run):
     assert (run / "model.safetensors").exists() and (run / "training_args.bin").exists()
     assert len(list(read_records(run / "_trajectories"))) == 8
+
+
+@pytest.mark.slow
+def test_accelerate_launches_the_same_command_on_two_processes(model, tmp_path):
+    config = Path(__file__).resolve().parents[1] / "examples" / "accelerate" / "cpu.yaml"
+    launch = f"-m accelerate.commands.launch --config_file {config}"
+    flags = f"--model_name_or_path {model} --environment household --output_dir {tmp_path / 'out'} --use_cpu true"
+    sizes = "--num_generations 4 --per_device_train_batch_size 4 --max_completion_length 8 --max_turns 3 --max_steps 1"
+    quiet = "--report_to none --save_strategy no --bf16 false --disable_tqdm true"
+    done = subprocess.run(
+        [sys.executable, *f"{launch} -m taspo_trl.cli train {flags} {sizes} {quiet}".split()],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert len(list(read_records(tmp_path / "out" / "_trajectories"))) == 8, "two groups, written once"
 
 
 def test_eval_plays_each_task_once_and_says_what_it_was(run, tmp_path, capsys):
