@@ -17,7 +17,7 @@ from .sources import environment_data, environment_factory, json_arguments
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="taspo eval",
-        description="Play each task of a split exactly once and report success by family with 95 %% intervals. An "
+        description="Play each task of a split exactly once and report success by family with 95 % intervals. An "
         "interrupted evaluation goes on where it stopped.",
     )
     made.add_argument("--model", help="model id, model folder, or LoRA adapter folder")
