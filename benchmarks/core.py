@@ -135,7 +135,7 @@ class Guided:
 
     def build(self, group, target, extraction):
         index = target.generation_idx
-        is_guided = math.floor((index + 1) * self.share) > math.floor(index * self.share)
+        is_guided = math.ceil((index + 1) * self.share) > math.ceil(index * self.share)  # 5 of 8 for 0.6
         return Guidance(target.uid, self.name, block_ids=self.block if is_guided else ())
 
 
