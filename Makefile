@@ -19,8 +19,9 @@ help:
 quickstart: $(VENV)/.base $(if $(filter smollm2,$(MODEL)),$(VENV)/.smollm2)
 	@$(BIN)/python -m taspo_trl.quickstart --model $(MODEL) $(if $(FAST),--fast)
 
+# One worker for each core and one thread for each worker: kernels of tiny models gain nothing from a second thread.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
