@@ -21,7 +21,7 @@ quickstart: $(VENV)/.base $(if $(filter smollm2,$(MODEL)),$(VENV)/.smollm2)
 
 # One worker for each core and one thread for each worker: kernels of tiny models gain nothing from a second thread.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

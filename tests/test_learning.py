@@ -28,6 +28,7 @@ def one_thread():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # two minutes of one core; more where cores are shared
 def test_training_raises_held_out_success(tmp_path):
     """A short warm start on demonstrations that mostly skip the tool; then 12 steps on the families that need one."""
 
