@@ -148,7 +148,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
     from .progress import StepBar
 
     is_tiny = settings.model == "tiny"
-    num_steps = settings.num_steps or (4 if settings.fast else 60 if is_tiny else 20)
+    num_steps = settings.num_steps or (4 if settings.fast else 60 if is_tiny else 12)
     tasks_per_step = 8 if is_tiny else 4
     on_cpu = not torch.cuda.is_available()
     args = TASPOConfig(
@@ -172,7 +172,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
         save_strategy="no",
         report_to="none",
     )
-    size = settings.num_tasks or (24 if settings.fast else None if is_tiny else 132)
+    size = settings.num_tasks or (24 if settings.fast else None if is_tiny else 66)
     trainer = TASPOTrainer(
         model=model,
         args=args,
