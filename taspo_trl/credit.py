@@ -39,7 +39,8 @@ def action_support(shifts: Sequence[float], clip: float = 2.0, threshold: float 
         raise ValueError(f"`threshold` must not be negative, got {threshold!r}.")
     if len(shifts) == 0 or not all(math.isfinite(shift) for shift in shifts):
         return None
-    return math.fsum(_clipped(shift, clip, threshold) for shift in shifts) / len(shifts)
+    mean = math.fsum(_clipped(shift, clip, threshold) for shift in shifts) / len(shifts)
+    return max(-clip, min(clip, mean))  # the division may round past the bound
 
 
 def credit_weights(

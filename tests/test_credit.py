@@ -63,6 +63,7 @@ def test_support_refuses_impossible_settings(kwargs, match):
         action_support([0.1], **kwargs)
 
 
+@example(shifts=[1.0, 1.0, 1.0], clip=0.1, threshold=0)  # 3 * 0.1 / 3 > 0.1 in floats
 @given(
     shifts=st.lists(finite, min_size=1, max_size=20), clip=st.floats(0.1, 3), threshold=st.sampled_from([0, 0.05, 0.5])
 )
