@@ -128,6 +128,7 @@ def test_an_interrupt_from_the_keyboard_is_the_main_process_s_to_handle(world):
 def test_processes_can_be_started_from_many_threads_at_once(tmp_path, monkeypatch):
     main, spec = sys.modules["__main__"], ModuleSpec("main", None)
     monkeypatch.setattr(main, "__spec__", spec)
+    monkeypatch.setattr(main, "__file__", __file__, raising=False)  # the main module of a test worker has none
 
     def one(k: int) -> str:
         world = RemoteEnvironment(partial(ScriptedEnvironment, str(tmp_path)))
