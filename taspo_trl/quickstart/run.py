@@ -120,7 +120,7 @@ def _policy(settings: Quickstart, console: Console) -> tuple[Any, Any, Any]:
         name = str(smollm2_folder())
     else:
         name = settings.model
-    steps = (10 if settings.fast else 300) if is_known else 0
+    steps = (10 if settings.fast else 200) if is_known else 0
     with tqdm(total=steps, desc="warm start", unit="step", disable=None if steps else True) as bar:
         model, tokenizer = warm_started_lora(
             name,
@@ -148,7 +148,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
     from .progress import StepBar
 
     is_tiny = settings.model == "tiny"
-    num_steps = settings.num_steps or (4 if settings.fast else 60 if is_tiny else 10)
+    num_steps = settings.num_steps or (4 if settings.fast else 60 if is_tiny else 8)
     tasks_per_step = 8 if is_tiny else 4
     on_cpu = not torch.cuda.is_available()
     args = TASPOConfig(
