@@ -279,10 +279,9 @@ class ExperienceMaker:
             return
         name = f"rollout_{draw:06d}-process{self.collector.process_index}.jsonl.partial"
         records = [TrajectoryRecord(t, group_id_of(t.uid), rollout=draw, step=step) for t in played]
-        write_records(
-            self.settings.records_folder / name, records, with_prompt_ids=self.settings.records_with_prompt_ids
-        )
-        logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), name)
+        path = self.settings.records_folder / name
+        write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
+        logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)
 
 
 def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], credits: Mapping[str, Credit]) -> Buffer:

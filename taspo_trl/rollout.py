@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import queue
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from pathlib import Path
 
 from .actions import find_actions
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
@@ -385,4 +387,11 @@ def _reason_of(error: BaseException, is_environment: bool) -> StopReason:
 
 def _error_text(error: BaseException) -> str:
     """For records: short, and without the bytes of an undecodable file name that no file takes."""
-    return as_unicode(f"{type(error).__name__}: {error}")[:_ERROR_CHARS]
+    return as_unicode(f"{type(error).__name__}: {error}{_place_of(error)}")[:_ERROR_CHARS]
+
+
+def _place_of(error: BaseException) -> str:
+    """` (file:line)` of an exception that was raised outside of this package: the user's own code, or an engine's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_ours = not frames or Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+    return "" if is_ours else f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

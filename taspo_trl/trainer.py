@@ -26,6 +26,7 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler
 
+from .alerts import Alerts
 from .analyzer.base import Analyzer
 from .analyzer.build import configured_analyzer
 from .assembly import experience_settings, make_guidance, reward_settings, rollout_settings
@@ -35,6 +36,7 @@ from .checks import check_arguments, check_environments, check_model, check_para
 from .collection import Collector
 from .config import TASPOConfig
 from .contexts import ChatRenderer
+from .earlier_run import set_aside
 from .environments.workers import EnvironmentPool, Factory
 from .errors import ConfigurationError
 from .evaluation import EvaluationResult, distinct_ids, evaluate_tasks, tasks_digest
@@ -194,6 +196,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         self._environment_names = {
             name: environment_name(factory, self.environment_pool.probes[name]) for name, factory in factories.items()
         }
+        self._made_at = time.time()
+        self._alerts = Alerts()
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._update_seconds = 0.0
@@ -308,12 +312,14 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
 
     # ---- training --------------------------------------------------------------------------------------------------
 
-    def train(self, *args, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        if not resume_from_checkpoint and self.is_world_process_zero():
+            set_aside(self.args.output_dir, before=self._made_at)
         # What an earlier call left of its rollout batch, perhaps in the middle of an optimizer step, is not used.
         self._buffer = None
         self._step += -self._step % self._micro_steps_per_rollout
         try:
-            return super().train(*args, **kwargs)
+            return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.environment_pool.close_instances()
             if self.engine is not None:
@@ -363,6 +369,8 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
                 on_episode_end=lambda trajectory: bar.update(),
             )
         log_experience(experience, self.state, self._metrics["train"], self._logs)
+        if self.is_world_process_zero():
+            self._alerts.note([one.trajectory for one in experience.records], experience.advantages)
         if self.accelerator.is_main_process:
             log_traces(self.args, experience.records, self.state.global_step)
         return experience.micro_batches

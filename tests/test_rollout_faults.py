@@ -101,6 +101,7 @@ def test_a_fault_in_the_constructor_or_in_close_costs_one_episode(renderer, ledg
     played = play(renderer, [act("win")] * 3, kind=scripted.Fragile, ledger=ledger)
     assert sorted(t.stop_reason.value for t in played) == ["env_error", "env_error", "solved"]
     assert all("no more licences" in t.error for t in played if not t.success)
+    assert all("(scripted.py:" in t.error for t in played if not t.success), "where to look"
 
 
 @pytest.mark.parametrize(
