@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..earlier_run import set_aside
 from ..evaluation import EvaluationResult, compare
 from .policy import WarmStart, tiny_policy, warm_started_lora
 
@@ -31,7 +32,7 @@ class Quickstart:
         output_dir (`str`, *optional*, defaults to `"runs/quickstart"`):
             Where everything is left.
         fast (`bool`, *optional*, defaults to `False`):
-            A smoke run of the same path in about two minutes; its numbers mean nothing.
+            A smoke run of the same path in about a minute; its numbers mean nothing.
         guidance (`str`, *optional*, defaults to `"aligned"`):
             As in [`~taspo_trl.TASPOConfig`]; `"none"` runs plain GRPO.
         num_steps (`int`, *optional*):
@@ -66,6 +67,7 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     model, tokenizer, peft_config = _policy(settings, console)
     seconds["policy"] = time.perf_counter() - started
 
+    set_aside(settings.output_dir, before=time.time())
     trainer = _trainer(settings, model, tokenizer, peft_config)
     console.rule("2. Held-out tasks before training")
     before = _evaluations(trainer)
@@ -78,6 +80,7 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     console.rule("4. The same tasks after training")
     after = _evaluations(trainer)
     trainer.save_model()
+    trainer.save_state()
     seconds["evaluation after"] = time.perf_counter() - started - sum(seconds.values())
     trainer.close()
 
@@ -86,6 +89,8 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     _write(folder, summary, trainer, before, after)
     for split in before:
         console.print(_table(split, before[split], after[split]))
+    if settings.fast:
+        console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
     console.print(f"Finished in {sum(seconds.values()):.0f} s. Summary, plots and trajectories: [bold]{folder}[/bold]")
     return summary
 
@@ -292,6 +297,8 @@ def _write(
     (folder / "metrics.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
     with open(folder / "summary.txt", "w") as file:
         console = Console(file=file, width=110)
+        if summary["fast"]:
+            console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
         for split in before:
             console.print(_table(split, before[split], after[split]))
     plots.learning_curves(trainer.state.log_history).savefig(folder / "learning_curves.png")
