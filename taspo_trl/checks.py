@@ -33,6 +33,12 @@ def check_arguments(
             "`environment_factory` is missing: pass the environment class, or a callable that makes an instance, for "
             "example `environment_factory=HouseholdEnvironment`."
         )
+    for factory in environment_factory.values() if isinstance(environment_factory, Mapping) else [environment_factory]:
+        if not callable(factory):
+            raise ConfigurationError(
+                f"`environment_factory` is an instance of {type(factory).__name__}; every episode needs "
+                "one of its own. Pass the class, or a callable that makes an instance."
+            )
     if isinstance(environment_factory, Mapping) and not environment_factory:
         raise ConfigurationError("`environment_factory` is an empty dictionary; it must name an environment.")
     for function in reward_functions:

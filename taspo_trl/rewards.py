@@ -137,6 +137,13 @@ def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings:
         "trajectories": list(trajectories),
         **settings.extra,
     }
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"The reward function {name!r} cannot be called with the keywords {', '.join(arguments)}: {error}. Take "
+            "the ones you need, and `**kwargs`."
+        ) from None
     values = function(**arguments)
     if inspect.isawaitable(values):
         values = _run(values)
@@ -152,7 +159,10 @@ def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings:
             f"The reward function {name!r} returned {len(values)} values for {len(trajectories)} trajectories. "
             f"{contract}"
         )
-    return [None if value is None else float(value) for value in values]
+    try:
+        return [None if value is None else float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The reward function {name!r} returned what is no number: {error}. {contract}") from error
 
 
 def _run(awaitable: Any) -> Any:

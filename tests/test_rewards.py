@@ -247,3 +247,13 @@ def test_conversation_of_an_episode_without_turns_is_its_opening():
     opening, completion = conversation_of(trajectory([]))
     assert opening == [{"role": "user", "content": "Put a mug on the desk."}]
     assert completion == []
+
+
+def test_a_value_that_is_no_number_names_the_function():
+    with pytest.raises(ValueError, match=r"'judge' returned what is no number: .*'good'"):
+        score_group(pair(), settings(lambda **kwargs: ["good", 1.0], names=["judge"]))
+
+
+def test_a_function_without_room_for_the_keywords_is_told_to_take_them():
+    with pytest.raises(TypeError, match=r"'judge' cannot be called with .*completions.*`\*\*kwargs`"):
+        score_group(pair(), settings(lambda completions: [1.0, 1.0], names=["judge"]))

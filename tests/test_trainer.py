@@ -95,6 +95,7 @@ def fresh_counts():
         ({"environment_factory": None}, "environment_factory"),
         ({"environment_factory": {}}, "empty dictionary"),
         ({"environment_factory": {"a": Script}}, "`environment` column"),
+        ({"environment_factory": Script()}, "instance of Script.*Pass the class"),
         ({"accelerator_config": {"split_batches": True}}, "split_batches"),
         ({"train_dataset": None}, "train_dataset"),
         ({"train_dataset": rows(1)}, "one rollout batch draws 2"),

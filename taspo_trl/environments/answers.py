@@ -25,8 +25,9 @@ def verdict(info: Mapping[str, Any], name: str, environment: Any, default: bool)
     if value is None:
         return default
     if not isinstance(value, bool):
+        kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
         warnings.warn(
-            f'`{type(environment).__name__}` gave `info["{name}"]` as a {type(value).__name__}, which counts as '
+            f'`{type(environment).__name__}` gave `info["{name}"]` as a {kind}, which counts as '
             "False: only `True` itself is a yes. Return `bool(...)`.",
             UserWarning,
             stacklevel=2,

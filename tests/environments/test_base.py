@@ -173,7 +173,7 @@ def test_a_verdict_of_another_type_is_no_and_warned_about(value: Any):
 def test_numpy_s_true_is_no_verdict():
     np = pytest.importorskip("numpy")
     for value in (np.True_, np.False_):
-        with pytest.warns(UserWarning, match="counts as False"):
+        with pytest.warns(UserWarning, match=r"numpy\.bool.* counts as False"):
             assert verdict({"success": value}, "success", World(), False) is False
 
 
