@@ -166,23 +166,29 @@ def analyzer_tokens(args: Any) -> dict[str, float]:
 
 
 def logged_means(folder: str | Path) -> dict[str, float]:
-    """Means over the last log entries of a run that saved a `trainer_state.json`.
+    """Means over the last log entries of a run: its newest `trainer_state.json`, else a quickstart's `metrics.json`.
 
     Raises:
-        ConfigurationError: there is none in the folder or its checkpoints, or it logged no rollout.
+        ConfigurationError: there is neither in the folder or its checkpoints, or it logged no rollout.
     """
-    files = sorted(Path(folder).glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    names = ("trainer_state.json", "metrics.json")
+    found = (sorted(Path(folder).glob(f"**/{name}"), key=lambda path: path.stat().st_mtime) for name in names)
+    files = next((some for some in found if some), [])
     if not files:
-        raise ConfigurationError(f"There is no `trainer_state.json` in {folder} or its checkpoints.")
+        raise ConfigurationError(
+            f"There is no `trainer_state.json` in {folder} or its checkpoints, and no `metrics.json`. Name the "
+            "`output_dir` of a finished `taspo train`, or of an interrupted one that saved a checkpoint."
+        )
     try:
-        history = json.loads(files[-1].read_text(encoding="utf-8"))["log_history"]
+        content = json.loads(files[-1].read_text(encoding="utf-8"))
+        history = content if isinstance(content, list) else content["log_history"]
         entries = [entry for entry in history if "turns/mean" in entry][-_LOG_ENTRIES:]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{files[-1]} cannot be read: {error}.") from error
     if not entries:
         raise ConfigurationError(f"{files[-1]} logs no rollout (no `turns/mean`).")
-    names = {name for entry in entries for name, value in entry.items() if isinstance(value, int | float)}
-    return {name: math.fsum(float(e.get(name, 0.0)) for e in entries) / len(entries) for name in names}
+    logged = {name for entry in entries for name, value in entry.items() if isinstance(value, int | float)}
+    return {name: math.fsum(float(e.get(name, 0.0)) for e in entries) / len(entries) for name in logged}
 
 
 def with_run(work: Workload, basis: Mapping[str, str], folder: str | Path) -> tuple[Workload, dict[str, str]]:

@@ -175,13 +175,18 @@ def test_estimate_from_a_run(model, tmp_path, capsys):
     run = tmp_path / "run" / "checkpoint-3"
     run.mkdir(parents=True)
     log = [{"turns/mean": turns, "completions/mean_length": 6.0, "step": turns} for turns in (3.0, 5.0)]
-    (run / "trainer_state.json").write_text(json.dumps({"log_history": [{"eval_loss": 1.0}, *log]}))
+    history = [{"eval_loss": 1.0}, *log]
+    (run / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    (tmp_path / "quick").mkdir()
+    (tmp_path / "quick" / "metrics.json").write_text(json.dumps(history))
     recipe = ROOT / "examples" / "household_tiny.yaml"
     arguments = ["--config", str(recipe), "--model_name_or_path", str(model), *FAST]
-    assert main(["doctor", *arguments, "--from-run", str(tmp_path / "run"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["estimate"]["batch"]["sampled_tokens"] == 64 * 4 * 6
+    for name in ("run", "quick"):
+        assert main(["doctor", *arguments, "--from-run", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["estimate"]["batch"]["sampled_tokens"] == 64 * 4 * 6
     assert main(["doctor", *arguments, "--from-run", str(tmp_path / "none")]) == 1
-    assert "no `trainer_state.json`" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "no `trainer_state.json`" in printed and "`output_dir` of a finished" in printed
 
 
 def test_unknown_model_is_told_how_to_be_fetched(tmp_path, capsys):
