@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from taspo_trl.cli import COMMANDS, main
+from taspo_trl.cli.folders import check_model, checkpoint_to_resume, last_checkpoint
 from taspo_trl.cli.sources import environment_factory, imported, json_arguments
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.evaluation import EvaluationResult
@@ -59,6 +60,8 @@ def evaluate(model, path, *more):
 def test_train_leaves_a_model_and_records(run):
     assert (run / "model.safetensors").exists() and (run / "training_args.bin").exists()
     assert len(list(read_records(run / "_trajectories"))) == 8
+    state = json.loads((run / "trainer_state.json").read_text())
+    assert any("turns/mean" in entry for entry in state["log_history"]), "logged, though nothing reported it"
 
 
 @pytest.mark.slow
@@ -158,6 +161,9 @@ def test_usage_and_version(capsys):
         (["trian"], 2, "did you mean 'train'"),
         (["train", "--output_dir", "x", "--num_generation", "4"], 1, "Did you mean `num_generations`?"),
         (["train", "--output_dir", "x"], 1, "`model_name_or_path` is missing"),
+        (["train", "--output_dir", "x", "--resume_from_checkpoint", "true"], 1, "There is no checkpoint in x"),
+        (["train", "--output_dir", "x", "--model_name_or_path", "tests/no"], 1, "There is no model folder tests/no"),
+        (["eval", "--model", "./nowhere"], 1, "There is no model folder ./nowhere"),
         (["eval"], 1, "`--model` is missing"),
         (["eval", "--model", "x", "--environment", "chess"], 1, "There is no environment 'chess'"),
         (["eval", "--model", "x", "--dataset-kwargs", "small"], 1, "`--dataset-kwargs` must be"),
@@ -187,6 +193,34 @@ def test_interrupted_command_exits_with_130(monkeypatch, capsys):
     monkeypatch.setattr(view, "main", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["view", "x"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_the_last_checkpoint_has_the_largest_number(tmp_path):
+    assert last_checkpoint(tmp_path) is None and last_checkpoint(tmp_path / "none") is None
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-11").write_text("no folder")
+    last = str(tmp_path / "checkpoint-10")
+    assert {checkpoint_to_resume(word, tmp_path) for word in (True, "true", "last", "True", last)} == {last}
+    assert checkpoint_to_resume(None, tmp_path) is checkpoint_to_resume("false", tmp_path) is None
+    with pytest.raises(ConfigurationError, match=r"`last` means .*checkpoint-10"):
+        checkpoint_to_resume("checkpoint-12", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"last checkpoint is .*checkpoint-10"):
+        check_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-1.7B", "nobody/nothing"])
+def test_model_ids_are_no_folders(name):
+    check_model(name)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/a", "./a", "../a", "~/a", "tests/a", "a/b/c"])
+def test_missing_folders_are_no_model_ids(name, monkeypatch):
+    monkeypatch.chdir(Path(__file__).resolve().parents[1])
+    with pytest.raises(ConfigurationError, match="There is no model folder"):
+        check_model(name)
 
 
 def test_import_paths():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
+from .folders import check_model
 from .models import load_policy, served_policy
 from .sources import environment_data, environment_factory, json_arguments
 
@@ -59,6 +60,8 @@ def main(arguments: list[str]) -> int:
         raise ConfigurationError(
             "`--model` is missing: a model id or a folder (or `--vllm-server URL`, or `--compare FIRST SECOND`)."
         )
+    if options.model:
+        check_model(options.model)
     results = _evaluate(options)
     _report(results, as_markdown=options.markdown)
     return 0

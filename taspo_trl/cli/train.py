@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import ConfigurationError
+from .folders import check_model, checkpoint_to_resume
 from .sources import environment_data, environment_factory, imported, json_arguments
 
 
@@ -104,9 +105,11 @@ def main(arguments: list[str]) -> int:
         parser().print_help()
         return 0
     task, training, model = parse(arguments)
+    checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, training.output_dir)
     trainer = make_trainer(task, training, model)
     try:
-        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.save_state()  # the logged numbers, for `taspo view` and `taspo doctor --from-run`, whatever was saved
         trainer.save_model(training.output_dir)
         if training.push_to_hub:
             trainer.push_to_hub()
@@ -125,6 +128,7 @@ def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
 
     if not model.model_name_or_path:
         raise ConfigurationError("`model_name_or_path` is missing: a model id or a folder.")
+    check_model(model.model_name_or_path)
     if training.eval_strategy != "no" and task.eval_split is None:
         raise ConfigurationError("`eval_strategy` needs `eval_split`: the split that is evaluated on.")
     options = json_arguments(task.dataset_kwargs, "dataset_kwargs")
