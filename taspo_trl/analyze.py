@@ -108,7 +108,8 @@ def analyze(
 
     Args:
         path (`str` or `PathLike`):
-            A file that training wrote, or a folder of them. Rewards and successes are taken from it.
+            A file that training wrote, a folder of them, or the run's `output_dir`, whose `_trajectories` are meant.
+            Rewards and successes are taken from it.
         analyzer (`Analyzer` or `str`, *optional*):
             Who answers; a string is LiteLLM's name of a model. If `None`, the embedded analyzer.
         output (`str` or `PathLike`, *optional*):
@@ -139,6 +140,7 @@ def analyze(
         RecordError: a file is no record of trajectories, or holds several runs.
         ConfigurationError: there is a model but no prompt ids, or the output would overwrite the input.
     """
+    path = _trajectories_of(Path(path))
     files = _files(path)
     credit = credit or CreditSettings()
     scorer, tokenizer = _loaded(model, tokenizer)
@@ -159,7 +161,7 @@ def analyze(
         prompts=prompts,
         on_reply=note,
     )
-    folder = Path(output) if output is not None else _default_output(Path(path))
+    folder = Path(output) if output is not None else _default_output(path)
     if folder.resolve() == files[0].parent.resolve():
         raise ConfigurationError(f"`output` is the folder that is read, {folder}; its files would be overwritten.")
     stage = GuidanceStage(construction, workers, credit.allocation)
@@ -333,8 +335,13 @@ def _name_of(model: Any) -> str:
     return model.config._name_or_path or type(model).__name__
 
 
-def _files(path: str | os.PathLike) -> list[Path]:
-    path = Path(path)
+def _trajectories_of(path: Path) -> Path:
+    """A run's folder stands for the records inside it."""
+    inside = path / "_trajectories"
+    return inside if inside.is_dir() else path
+
+
+def _files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
         raise RecordError(f"{path} holds no trajectory files (*.jsonl).")

@@ -12,7 +12,7 @@ def parser() -> argparse.ArgumentParser:
         description="Write guidance for the trajectories of a run with an analyzer of your choice, and with a model "
         "also shifts and weights. What was asked once stays in the cache and costs nothing the next time.",
     )
-    made.add_argument("trajectories", help="RUN/_trajectories, or one of its files")
+    made.add_argument("trajectories", help="a run's output_dir, its _trajectories, or one of its files")
     made.add_argument(
         "--analyzer", help="LiteLLM's model name, e.g. deepseek/deepseek-chat (default: embedded, no LLM)"
     )
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--tokenizer", help="composes the guidance (default: the model's, else an estimate)")
     made.add_argument("--allocation", choices=["action", "token"], default="action", help="weights by turn or token")
-    made.add_argument("-o", "--output", help="folder to write (default: TRAJECTORIES-analysis)")
+    made.add_argument("-o", "--output", help="folder to write (default: beside what is read, NAME-analysis)")
     return made
 
 
