@@ -42,6 +42,8 @@ def environment_data(name: str, split: str, arguments: Mapping[str, Any] | None 
         raise ConfigurationError(
             f"{name} has no `dataset(split)`. Give the class one, or train from a script with your own dataset."
         )
+    if hasattr(cls, "require_packages"):
+        cls.require_packages()  # the missing package is told before the missing data
     return cls.dataset(split, **(arguments or {}))
 
 
@@ -66,17 +68,30 @@ def imported(path: str) -> Any:
 
 
 def json_arguments(text: str | Mapping[str, Any] | None, option: str) -> dict[str, Any]:
-    """Keyword arguments given as a JSON object on the command line, or as a mapping in YAML."""
+    """Keyword arguments: a mapping, or its text as a JSON object or a YAML mapping in braces (`{data: embedded}`)."""
     if text is None:
         return {}
     if isinstance(text, Mapping):
         return dict(text)
+    value = read_mapping(text)
+    if value is None:
+        raise ConfigurationError(
+            f"`{option}` must be a mapping such as '{{\"key\": 1}}' (JSON) or '{{key: 1}}' (YAML), got {text!r}."
+        )
+    return value
+
+
+def read_mapping(text: str) -> dict[str, Any] | None:
+    """The JSON object or YAML mapping in braces that `text` is; None where it is neither."""
+    if not text.lstrip().startswith("{"):
+        return None
+    import yaml
+
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"`{option}` must be a JSON object such as '{{\"key\": 1}}', got {text!r}."
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"`{option}` must be a JSON object, got {text!r}.")
-    return value
+    except ValueError:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            return None
+    return value if isinstance(value, dict) else None

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..analyzer.secret import Secret, redacted
+from ..cli.sources import read_mapping
 
 
 _NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|credentials?|authorization)($|[_-])", re.IGNORECASE)
@@ -44,9 +45,10 @@ def _in_value(name: str, value: Any) -> Iterator[str]:
         for inner in value:
             yield from _in_value(name, inner)
     elif isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            yield from _in_value(name, json.loads(value))
-        except ValueError:  # the parser tells what is wrong with it; nothing of it is shown
+        content = read_mapping(value)
+        if content is None:  # the parser tells what is wrong with it; nothing of it is shown
             yield value
+        else:
+            yield from _in_value(name, content)
     elif isinstance(value, str) and _NAME.search(name):
         yield value

@@ -40,8 +40,9 @@ def test_addresses_lose_users_and_queries():
 def test_secrets_are_found_at_any_depth():
     recipe = {"hub_token": CANARY + "1", "environment_kwargs": {"deep": [{"api_key": CANARY + "2"}]}, "seed": 3}
     arguments = ["--environment_kwargs", json.dumps({"password": CANARY + "3"}), f"--hub-token={CANARY}4"]
-    text = " ".join(f"{CANARY}{k}" for k in range(1, 5))
-    assert masked(text, secrets_of(arguments, recipe)) == "*** *** *** ***"
+    arguments += ["--dataset_kwargs", f"{{token: {CANARY}5}}"]
+    text = " ".join(f"{CANARY}{k}" for k in range(1, 6))
+    assert masked(text, secrets_of(arguments, recipe)) == "*** *** *** *** ***"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
