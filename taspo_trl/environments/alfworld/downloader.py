@@ -46,7 +46,7 @@ def _find_script() -> Path:
     script = Path(sys.executable).parent / _SCRIPT
     if find_spec("alfworld") is None or not script.is_file():
         raise MissingDependencyError(
-            f"The official downloader `{_SCRIPT}` is not installed beside {sys.executable}. Install it with "
-            "`pip install taspo_trl[alfworld]`."
+            f"The games are downloaded by `{_SCRIPT}` of the package `alfworld`, which is not installed beside "
+            f'{sys.executable}. Install it with `pip install "taspo_trl[alfworld]"`.'
         )
     return script

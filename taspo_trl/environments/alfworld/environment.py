@@ -93,6 +93,19 @@ class ALFWorldEnvironment(TextEnvironment):
         return SKILLS.get(family, "")
 
     @classmethod
+    def require_packages(cls) -> None:
+        """What `taspo train` asks before it looks for tasks: data without the engine is of no use.
+
+        Raises:
+            MissingDependencyError: the `alfworld` extra is not installed.
+        """
+        if _engine_error is not None:
+            raise MissingDependencyError(
+                f"ALFWorld's engine cannot be loaded ({_engine_error}). Install it with "
+                '`pip install "taspo_trl[alfworld]"`.'
+            ) from _engine_error
+
+    @classmethod
     def dataset(  # type: ignore[override]
         cls, split: str = "train", data: str | os.PathLike[str] | None = None, size: int | None = None
     ) -> Dataset:
@@ -122,10 +135,7 @@ class ALFWorldEnvironment(TextEnvironment):
 
 
 def _new_engine() -> Engine:
-    if _engine_error is not None:
-        raise MissingDependencyError(
-            f"ALFWorld's engine cannot be loaded ({_engine_error}). Install it with `pip install taspo_trl[alfworld]`."
-        ) from _engine_error
+    ALFWorldEnvironment.require_packages()
     share_memory_with_parent()
     return Engine()
 
