@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_eval_with_several_seeds_and_a_paired_comparison(run, model, tmp_path, c
 
 def test_analyze_writes_guidance_again(run, model, tmp_path, capsys):
     output = tmp_path / "analysis"
-    assert main(["analyze", str(run / "_trajectories"), "--model", str(model), "--output", str(output)]) == 0
+    assert main(["analyze", str(run), "--model", str(model), "--output", str(output)]) == 0
     assert "guidance/coverage" in capsys.readouterr().out
     assert json.loads((output / "summary.json").read_text())["analyzer"] == "extractive"
     assert len(list(read_records(output))) == 8
@@ -123,8 +124,9 @@ def test_view_writes_one_page(run, tmp_path, capsys):
     assert (tmp_path / "page.html").read_text().lower().startswith("<!doctype html>")
 
 
-def test_env_list_names_each_environment_and_its_extra(capsys):
-    assert main(["env", "list"]) == 0
+@pytest.mark.parametrize("arguments", [[], ["list"]])
+def test_env_list_names_each_environment_and_its_extra(arguments, capsys):
+    assert main(["env", *arguments]) == 0
     printed = capsys.readouterr().out
     for text in ("household", "alfworld", "webshop", "search_qa", "taspo_trl[search]"):
         assert text in printed
@@ -163,6 +165,12 @@ def test_usage_and_version(capsys):
         (["train", "--output_dir", "x"], 1, "`model_name_or_path` is missing"),
         (["train", "--output_dir", "x", "--resume_from_checkpoint", "true"], 1, "There is no checkpoint in x"),
         (["train", "--output_dir", "x", "--model_name_or_path", "tests/no"], 1, "There is no model folder tests/no"),
+        (
+            ["train", "--output_dir", "x", "--guidance", "alligned"],
+            1,
+            "argument --guidance: invalid choice: 'alligned'",
+        ),
+        (["env", "download", "alfword"], 1, "Did you mean `alfworld`?"),
         (["eval", "--model", "./nowhere"], 1, "There is no model folder ./nowhere"),
         (["eval"], 1, "`--model` is missing"),
         (["eval", "--model", "x", "--environment", "chess"], 1, "There is no environment 'chess'"),
@@ -174,7 +182,9 @@ def test_usage_and_version(capsys):
 )
 def test_mistakes_are_told_in_one_message(arguments, code, message, capsys):
     assert main(arguments) == code
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert code == 2 or printed.count("\n") == 1
 
 
 def test_wrong_field_of_a_file_names_its_nearest_neighbour(tmp_path, capsys):
@@ -228,7 +238,37 @@ def test_import_paths():
     with pytest.raises(ConfigurationError, match="no import path"):
         imported("collections")
     assert environment_factory("household")().max_turns > 0
+
+
+def test_keyword_arguments_are_json_or_yaml():
     assert json_arguments({"a": 1}, "x") == {"a": 1} and json_arguments(None, "x") == {}
+    for text in ('{"data": "embedded", "size": 6}', "{data: embedded, size: 6}"):
+        assert json_arguments(text, "x") == {"data": "embedded", "size": 6}
+    for text in ("small", "[1]", "{data: embedded", "data: embedded"):
+        with pytest.raises(ConfigurationError, match="`x` must be a mapping"):
+            json_arguments(text, "x")
+
+
+def test_missing_engine_is_told_before_missing_games(monkeypatch, tmp_path, capsys):
+    from taspo_trl.environments.alfworld import downloader, environment
+
+    monkeypatch.setattr(environment, "_engine_error", ImportError("No module named 'textworld'"))
+    monkeypatch.setattr(downloader, "find_spec", lambda name: None)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    train = ["train", "--model_name_or_path", "nobody/nothing", "--environment", "alfworld", "--output_dir", "x"]
+    for arguments in ([*train, "--use_cpu", "true", "--bf16", "false"], ["env", "download", "alfworld"]):
+        assert main(arguments) == 1
+        assert 'pip install "taspo_trl[alfworld]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing_enable", "is_gradient_checkpointing"])
+def test_deprecations_inside_the_libraries_are_not_shown(name):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert main(["env", "list"]) == 0
+        warnings.warn(f"`{name}` is deprecated and will be removed in v6. Use `x` instead.", FutureWarning, 2)
+        warnings.warn("something else is deprecated", FutureWarning, 2)
+    assert [str(one.message) for one in caught] == ["something else is deprecated"]
 
 
 def test_the_command_line_answers_without_loading_torch():

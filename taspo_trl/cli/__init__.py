@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 
 from ..errors import TaspoError
@@ -37,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"taspo: there is no command {name!r}{_nearest(name)}\n\n{_usage()}", file=sys.stderr)
         return 2
+    # Transformers and TRL use each other's deprecated names; no user of a command can do anything about that.
+    warnings.filterwarnings("ignore", r".*gradient_checkpointing\w*` is deprecated", FutureWarning)
     module = import_module(f".{COMMANDS[name][0]}", __name__)
     try:
         return module.main(arguments) or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 
 from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
@@ -18,15 +19,17 @@ _FACTS = {
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="taspo env", description="Environments and their data.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(
+        prog="taspo env", description="Environments and their data; without a command: list."
+    )
+    commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="list the built-in environments")
     download = commands.add_parser("download", help="fetch an environment's public data")
     download.add_argument("name", help="environment, for example alfworld")
     download.add_argument("--data", default=None, help="folder to download to (default: $ALFWORLD_DATA)")
     download.add_argument("--force", action="store_true", help="download again what is there")
     options = parser.parse_args(arguments)
-    return _list() if options.command == "list" else _download(options)
+    return _download(options) if options.command == "download" else _list()
 
 
 def _list() -> int:
@@ -45,10 +48,12 @@ def _list() -> int:
 
 
 def _download(options: argparse.Namespace) -> int:
+    if options.name not in ENVIRONMENTS:
+        close = difflib.get_close_matches(options.name, ENVIRONMENTS, n=1)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
+        raise ConfigurationError(f"There is no environment {options.name!r}.{hint} `taspo env list` lists them.")
     if options.name != "alfworld":
-        raise ConfigurationError(
-            f"There is nothing to download for {options.name!r}: {_FACTS.get(options.name, ('', 'unknown'))[1]}."
-        )
+        raise ConfigurationError(f"There is nothing to download for {options.name!r}: {_FACTS[options.name][1]}.")
     from ..environments.alfworld import download
 
     for split, count in download(options.data, force=options.force).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import ConfigurationError
 from .folders import check_model, checkpoint_to_resume
@@ -60,8 +60,13 @@ def parser() -> Any:
 
     from ..config import TASPOConfig
 
+    class Parser(TrlParser):
+        def error(self, message: str) -> NoReturn:
+            """One line; argparse's own would be preceded by the usage of some 300 options."""
+            raise ConfigurationError(f"{message.rstrip('.')}. `taspo train --help` lists all options.")
+
     kinds: Any = (TaskArguments, TASPOConfig, ModelConfig)
-    return TrlParser(
+    return Parser(
         kinds,
         prog="taspo train",
         description="Train a model with TASPO. `--config FILE.yaml` sets any of these options; flags win over it.",
