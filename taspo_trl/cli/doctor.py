@@ -90,9 +90,12 @@ def _examine(options: argparse.Namespace, training: list[str]) -> tuple[str, int
 
 
 def _read(options: argparse.Namespace, training: list[str]) -> tuple[Any, list[Any]]:
-    from ..doctor.recipe import check_recipe, processes_of, read_recipe
+    from ..doctor.recipe import check_recipe, processes_findings, processes_of, read_recipe
 
-    recipe, found = read_recipe(training, processes_of(options.processes, options.accelerate))
+    processes = processes_of(options.processes, options.accelerate)
+    recipe, found = read_recipe(training, processes)
+    if options.processes is None:
+        found = [*found, *processes_findings(training, processes)]
     return recipe, found if recipe is None else [*found, *check_recipe(recipe)]
 
 

@@ -16,6 +16,8 @@ class Status(StrEnum):
     """How bad it is. Only a failure makes the command fail."""
 
     OK = "ok"
+    ABSENT = "absent"
+    """Not there, or not as it should be, and nothing that was looked at needs it."""
     WARNING = "warning"
     FAILURE = "failure"
 

@@ -146,7 +146,9 @@ def _extra(name: str, versions: Versions, requirements: Requirements) -> Finding
         return Finding("extras", name, Status.OK, "installed")
     command = f'pip install "{PACKAGE}[{name}]"'
     absent = "; ".join(problems)
-    return Finding("extras", name, Status.OK, f"disabled: {DISABLED.get(name, 'what needs it')} ({absent})", command)
+    return Finding(
+        "extras", name, Status.ABSENT, f"only for {DISABLED.get(name, 'what needs it')} ({absent})", command
+    )
 
 
 def _python(wanted: str) -> Finding:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from .packages import PACKAGE, missing_of
 _GROUP = "recipe"
 _EXTRAS = {"alfworld": "alfworld", "webshop": "webshop", "search_qa": "search"}
 _DATASET_SECONDS = 60.0
+_HEADER = re.compile(r"--num_processes[ =](\d+)|\b(\d+) (?:GPUs|processes)\b")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,27 @@ def read_accelerate(path: str | os.PathLike) -> Processes:
     return Processes(count, "ddp" if count > 1 else "none")
 
 
+def header_processes(arguments: Sequence[str]) -> int:
+    """How many processes the comments at the top of the `--config` file speak of; 1 where they do not."""
+    path = _recipe_path(arguments)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines() if path else []
+    except (OSError, UnicodeDecodeError):
+        return 1  # the parser tells what is wrong with it
+    header = "\n".join(itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), lines))
+    return max((int(found[1] or found[2]) for found in _HEADER.finditer(header)), default=1)
+
+
+def processes_findings(arguments: Sequence[str], processes: Processes) -> list[Finding]:
+    """A warning where a recipe is looked at as for one process but says that it was written for several."""
+    meant = header_processes(arguments)
+    if processes.count > 1 or meant == 1:
+        return []
+    detail = f"the recipe's first lines speak of {meant}; what follows is for 1, with a batch {meant} times smaller"
+    remedy = f"Add `--processes {meant}`, or `--accelerate FILE` with your configuration."
+    return [Finding(_GROUP, "processes", Status.WARNING, detail, remedy)]
+
+
 def read_recipe(arguments: Sequence[str], processes: Processes) -> tuple[Recipe | None, list[Finding]]:
     """Parse what `taspo train` would get. (None, why) when it would refuse.
 
@@ -99,7 +123,7 @@ def read_recipe(arguments: Sequence[str], processes: Processes) -> tuple[Recipe 
             task, training, model = parse(widened)
         except ConfigurationError as error:
             if "bf16" not in str(error) and "fp16" not in str(error):
-                return None, [Finding(_GROUP, "options", Status.FAILURE, one_line(error, 800))]
+                return None, [_refusal(error, processes)]
             remedy = (
                 "Train on a GPU that has it; here only `bf16: false` (and `use_cpu: true` without a GPU) would start."
             )
@@ -107,12 +131,19 @@ def read_recipe(arguments: Sequence[str], processes: Processes) -> tuple[Recipe 
             try:
                 task, training, model = parse([*widened, "--use_cpu", "true"])
             except ConfigurationError as other:
-                return None, [*notes, Finding(_GROUP, "options", Status.FAILURE, one_line(other, 800))]
+                return None, [*notes, _refusal(other, processes)]
     texts = dict.fromkeys(one_line(one.message, 600) for one in caught if one.category is UserWarning)  # type: ignore[arg-type]
     notes += [Finding(_GROUP, "options", Status.WARNING, text) for text in texts]
     if not any(one.name == "options" for one in notes):
         notes.insert(0, Finding(_GROUP, "options", Status.OK, "`taspo train` takes them"))
     return Recipe(task, training, model, processes, notes), notes
+
+
+def _refusal(error: ConfigurationError, processes: Processes) -> Finding:
+    """What `taspo train` would say; a batch that is too small for one process may be meant for several."""
+    is_batch = processes.count == 1 and "num_generations" in str(error) and "batch" in str(error)
+    remedy = "Is it for several processes? Then say so: `--processes N`." if is_batch else ""
+    return Finding(_GROUP, "options", Status.FAILURE, one_line(error, 800), remedy)
 
 
 def _global_batch(arguments: Sequence[str], processes: int) -> list[str]:
@@ -134,10 +165,15 @@ def given(arguments: Sequence[str], name: str) -> Any:
 
 def recipe_file(arguments: Sequence[str]) -> Mapping[str, Any]:
     """The content of the `--config` file; empty where there is none that can be read."""
+    path = _recipe_path(arguments)
+    return _yaml(path) if path else {}
+
+
+def _recipe_path(arguments: Sequence[str]) -> str:
     for one, after in pairwise([*arguments, ""]):
         if one == "--config" or one.startswith("--config="):
-            return _yaml(one.partition("=")[2] or after)
-    return {}
+            return one.partition("=")[2] or after
+    return ""
 
 
 def _yaml(path: str) -> Mapping[str, Any]:
@@ -176,12 +212,17 @@ def _extras(recipe: Recipe) -> list[Finding]:
 
 
 def _model(recipe: Recipe) -> list[Finding]:
+    from ..cli.folders import check_model
     from .model_shape import PUBLISHED, load_config
 
     name = recipe.model.model_name_or_path
     if not name:
         remedy = "Set `model_name_or_path`: a model id or a folder."
         return [Finding(_GROUP, "model", Status.FAILURE, "`model_name_or_path` is missing", remedy)]
+    try:
+        check_model(name)
+    except ConfigurationError as error:
+        return [Finding(_GROUP, "model", Status.FAILURE, one_line(error))]
     remote_code = bool(recipe.training.trust_remote_code)
     try:
         recipe.config = load_config(name, revision=recipe.model.model_revision, trust_remote_code=remote_code)

@@ -12,7 +12,7 @@ from .findings import Finding, Status
 from .timing import EFFICIENCY
 
 
-_MARKS = {Status.OK: "ok  ", Status.WARNING: "warn", Status.FAILURE: "FAIL"}
+_MARKS = {Status.OK: "ok  ", Status.ABSENT: "-   ", Status.WARNING: "warn", Status.FAILURE: "FAIL"}
 _WIDTH = 22
 
 

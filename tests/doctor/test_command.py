@@ -117,7 +117,7 @@ def test_tiny_recipe_passes_and_is_estimated(model, tmp_path, capsys):
                  "--prompt-tokens", "100", "--json"]  # fmt: skip
     assert main(["doctor", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {one["status"] for one in found["findings"]} <= {"ok", "warning"}
+    assert {one["status"] for one in found["findings"]} <= {"ok", "absent", "warning"}
     batch = found["estimate"]["batch"]
     # 64 episodes of 10 turns and 8 tokens each; 40 steps use a rollout batch each.
     assert batch["sampled_tokens"] == 64 * 10 * 8 and batch["trained_tokens"] == 640 * 108
@@ -147,6 +147,19 @@ def test_every_shipped_recipe_is_estimated(path, model, capsys):
     # bf16 weights, gradients and two moments, and the KL's reference, can't take less than 10 bytes a parameter.
     billions = {"3b": 3.086, "7b": 7.616, "1.7b": 1.721}[path.stem.rsplit("-", 1)[-1].removeprefix("qwen")]
     assert 10e9 * billions < found["memory_bytes"]["peak"] < 40e9 * billions + 60e9
+
+
+def test_a_recipe_for_several_processes_asks_for_their_number(model, tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"# Sized for 2 GPUs.\nmodel_name_or_path: {model}\noutput_dir: {tmp_path}\nnum_generations: 8\n"
+        "per_device_train_batch_size: 4\nsteps_per_generation: 1\nmax_steps: 1\nuse_cpu: true\nbf16: false\n"
+    )
+    assert main(["doctor", "--config", str(path), *FAST]) == 1
+    printed = capsys.readouterr().out
+    assert "Add `--processes 2`" in printed and "`--processes N`" in printed
+    assert main(["doctor", "--config", str(path), "--processes", "2", *FAST]) == 0
+    assert "--processes" not in capsys.readouterr().out
 
 
 def test_sharding_lowers_the_estimated_memory(capsys):

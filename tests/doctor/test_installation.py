@@ -12,7 +12,8 @@ from taspo_trl.doctor.devices import GPU, Devices, findings_of, gigabytes
 from taspo_trl.doctor.findings import Status
 from taspo_trl.doctor.model_shape import PUBLISHED, meta_model, published_config, shape_of
 from taspo_trl.doctor.packages import DISABLED, extra_findings, extras, missing_of, requirement_lines, version_findings
-from taspo_trl.doctor.recipe import processes_of
+from taspo_trl.doctor.recipe import header_processes, processes_of
+from taspo_trl.doctor.report import finding_lines
 from taspo_trl.errors import ConfigurationError
 from tests import tiny
 
@@ -58,8 +59,9 @@ def test_missing_extras_are_named_with_what_they_disable():
         "aiohttp is not installed",
     ]
     (found,) = extra_findings(versions, lambda _: lines)
-    assert found.status is Status.OK and DISABLED["vllm"] in found.detail
+    assert found.status is Status.ABSENT and DISABLED["vllm"] in found.detail
     assert found.remedy == 'pip install "taspo_trl[vllm]"'
+    assert next(line for line in finding_lines([found]) if "vllm" in line).startswith("  -  ")
 
 
 def test_wrong_version_of_a_needed_package_is_a_failure():
@@ -87,6 +89,22 @@ def test_accelerate_files_give_processes_and_sharding():
     assert processes_of(4, None).sharding == "ddp"
     with pytest.raises(ConfigurationError, match="--processes"):
         processes_of(0, None)
+
+
+@pytest.mark.parametrize(
+    ("header", "processes"),
+    [
+        ("# Sized for 8 GPUs: 128 episodes.\n", 8),
+        ("#   accelerate launch --num_processes 4 -m taspo_trl.cli train\n\n", 4),
+        ("# One process.\nseed: 3\n# 16 GPUs further down\n", 1),
+        ("", 1),
+    ],
+)
+def test_the_first_comments_of_a_recipe_say_for_how_many_processes_it_is(tmp_path, header, processes):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(header + "output_dir: x\n")
+    assert header_processes([f"--config={path}"]) == header_processes(["--config", str(path)]) == processes
+    assert header_processes([]) == header_processes(["--config", str(tmp_path / "none")]) == 1
 
 
 def test_doctor_leaves_the_hub_reachable(monkeypatch):
