@@ -178,6 +178,7 @@ def test_usage_and_version(capsys):
         (["eval", "--model", "x", "--environment", "nowhere:Class"], 1, "cannot be imported"),
         (["view", "/nowhere"], 1, "/nowhere"),
         (["analyze", "/nowhere"], 1, "no file /nowhere"),
+        (["analyze", "tests", "--model", "./nowhere"], 1, "There is no model folder ./nowhere"),
     ],
 )
 def test_mistakes_are_told_in_one_message(arguments, code, message, capsys):

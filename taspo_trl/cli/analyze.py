@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .folders import check_model
+
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
@@ -45,6 +47,8 @@ def main(arguments: list[str]) -> int:
     from ..analyze import CreditSettings, analyze
     from ..analyzer.prompts import load_prompts
 
+    if options.model:
+        check_model(options.model)
     prompts = load_prompts(options.prompts)
     analyzer = _analyzer(options)
     columns = (SpinnerColumn(), TextColumn("{task.completed} answers of the analyzer"), TimeElapsedColumn())

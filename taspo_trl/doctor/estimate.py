@@ -186,7 +186,10 @@ def logged_means(folder: str | Path) -> dict[str, float]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{files[-1]} cannot be read: {error}.") from error
     if not entries:
-        raise ConfigurationError(f"{files[-1]} logs no rollout (no `turns/mean`).")
+        raise ConfigurationError(
+            f"{files[-1]} logs no rollout (no `turns/mean`): the run ended before its first log. Name another run, or "
+            "log earlier with `logging_steps`."
+        )
     logged = {name for entry in entries for name, value in entry.items() if isinstance(value, int | float)}
     return {name: math.fsum(float(e.get(name, 0.0)) for e in entries) / len(entries) for name in logged}
 
