@@ -9,11 +9,11 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-FOLDERS = ("_trajectories", "_evaluations")
+PATTERNS = ("_trajectories/*", "_evaluations/*", "trainer_state.json")
 
 
 def set_aside(output_dir: str | os.PathLike, before: float) -> Path | None:
-    """Move recorded episodes and evaluations older than `before` to `output_dir/_earlier/N`; nothing is deleted.
+    """Move recorded episodes, evaluations and logs older than `before` to `output_dir/_earlier/N`; nothing is deleted.
 
     Args:
         output_dir (`str` or `PathLike`):
@@ -27,8 +27,8 @@ def set_aside(output_dir: str | os.PathLike, before: float) -> Path | None:
     root = Path(output_dir)
     old = [
         file
-        for folder in FOLDERS
-        for file in sorted((root / folder).glob("*"))
+        for pattern in PATTERNS
+        for file in sorted(root.glob(pattern))
         if file.is_file() and file.stat().st_mtime < before
     ]
     if not old:
@@ -36,8 +36,8 @@ def set_aside(output_dir: str | os.PathLike, before: float) -> Path | None:
     taken = [int(one.name) for one in (root / "_earlier").glob("*") if one.name.isdigit()]
     target = root / "_earlier" / str(max(taken, default=0) + 1)
     for file in old:
-        place = target / file.parent.name
-        place.mkdir(parents=True, exist_ok=True)
-        os.replace(file, place / file.name)
+        place = target / file.relative_to(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, place)
     logger.warning("%s held files of an earlier run; its episodes and evaluations are in %s now.", root, target)
     return target

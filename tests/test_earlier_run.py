@@ -20,9 +20,11 @@ def test_older_files_move_and_newer_ones_stay(tmp_path):
     put(tmp_path, "_evaluations/eval_000004.json", 100)
     put(tmp_path, "_evaluations/eval_000000.json", 1)
     put(tmp_path, "model.safetensors", 100)
+    put(tmp_path, "trainer_state.json", 100)
     target = set_aside(tmp_path, before=time.time() - 50)
     assert target == tmp_path / "_earlier" / "1"
     assert (target / "_trajectories/rollout_000000.jsonl").read_text() == "_trajectories/rollout_000000.jsonl"
+    assert (target / "trainer_state.json").exists() and not (tmp_path / "trainer_state.json").exists()
     assert [one.name for one in (target / "_evaluations").iterdir()] == ["eval_000004.json"]
     assert (tmp_path / "_evaluations/eval_000000.json").exists() and (tmp_path / "model.safetensors").exists()
     assert set_aside(tmp_path, before=time.time() - 50) is None
