@@ -307,12 +307,12 @@ def test_a_cancelled_batch_asks_nothing_more_and_leaves_nothing_behind(gate):
 def test_cancel_drops_targets_that_wait_for_a_worker(gate):
     construction = Construction(on_build=gate)
     stage = GuidanceStage(construction, max_workers=1)
-    stage.submit(outcomes(1, 1, 0, 0))
-    assert gate.entered.wait(10)
-    stage.cancel()
-    gate.opened.set()
-    stage.close()
-    assert eventually(lambda: not any(t.name.startswith("taspo-guidance") for t in threading.enumerate()))
+    with no_new_threads():
+        stage.submit(outcomes(1, 1, 0, 0))
+        assert gate.entered.wait(10)
+        stage.cancel()
+        gate.opened.set()
+        stage.close()
     assert len(construction.built) == 1
 
 
