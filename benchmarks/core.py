@@ -18,9 +18,11 @@ import math
 import random
 import statistics
 import tempfile
+import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from common import RESULTS, save
@@ -92,11 +94,13 @@ class Corridor(TextEnvironment):
     """Observations of `size` words; every action is accepted; odd members of a group succeed at the last turn."""
 
     turns, size, delay = 8, 120, 0.0
-    count = 0
+    resets: ClassVar[Counter[str]] = Counter()
+    lock = threading.Lock()
 
     def reset(self, *, seed, task, **row):
-        type(self).count += 1
-        self.member = type(self).count % 2
+        with self.lock:  # members of a group begin in threads; half of each group must succeed
+            self.resets[task] += 1
+            self.member = self.resets[task] % 2
         self.random = random.Random(seed)
         self.turn = 0
         self.max_turns = self.turns + 1
@@ -169,7 +173,7 @@ def trainer(guidance: bool, generations: int = 8, turns: int = 8, folder: str | 
     import dataclasses
 
     tok = tokenizer()
-    cls = type("Corridor_", (Corridor,), {"turns": turns, "max_turns": turns + 1, "count": 0})
+    cls = type("Corridor_", (Corridor,), {"turns": turns, "max_turns": turns + 1})
     args = TASPOConfig(
         output_dir=folder or tempfile.mkdtemp(),
         use_cpu=True,

@@ -134,7 +134,7 @@ def make_model(scale: Scale, device: torch.device, tok: PreTrainedTokenizerFast)
 
 def make_trainer(scale: Scale, device: torch.device, is_guided: bool, steps: int, clock: Clock, folder: str) -> Any:
     tok = tokenizer()
-    values = {"turns": scale.turns, "max_turns": scale.turns + 1, "size": scale.words, "count": 0}
+    values = {"turns": scale.turns, "max_turns": scale.turns + 1, "size": scale.words}
     args = TASPOConfig(
         output_dir=folder,
         use_cpu=device.type == "cpu",
