@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ..errors import ConfigurationError
 
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-
-
 def last_checkpoint(folder: str | Path) -> Path | None:
     """The `checkpoint-N` of `folder` with the largest N; None where there is none."""
-    found = [(int(match[1]), path) for path in Path(folder).glob("*") if (match := _CHECKPOINT.fullmatch(path.name))]
-    return max(((step, path) for step, path in found if path.is_dir()), default=(0, None))[1]
+    from transformers.trainer_utils import get_last_checkpoint
+
+    found = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
+    return Path(found) if found else None
 
 
 def checkpoint_to_resume(value: str | bool | None, output_dir: str | Path) -> str | None:
