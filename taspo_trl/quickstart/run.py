@@ -87,10 +87,7 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     summary = _summary(settings, trainer, before, after, seconds)
     folder = Path(settings.output_dir)
     _write(folder, summary, trainer, before, after)
-    for split in before:
-        console.print(_table(split, before[split], after[split]))
-    if settings.fast:
-        console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
+    _print_tables(console, settings.fast, before, after)
     console.print(f"Finished in {sum(seconds.values()):.0f} s. Summary, plots and trajectories: [bold]{folder}[/bold]")
     return summary
 
@@ -253,6 +250,15 @@ def _summary(
     }
 
 
+def _print_tables(
+    console: Console, is_fast: bool, before: dict[str, EvaluationResult], after: dict[str, EvaluationResult]
+) -> None:
+    if is_fast:
+        console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
+    for split in before:
+        console.print(_table(split, before[split], after[split]))
+
+
 def _table(split: str, before: EvaluationResult, after: EvaluationResult) -> Table:
     paired = compare(before, after)
     table = Table(title=f"Success on {paired.num_pairs} held-out tasks ({split}), each played once, greedy")
@@ -296,11 +302,7 @@ def _write(
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     (folder / "metrics.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
     with open(folder / "summary.txt", "w") as file:
-        console = Console(file=file, width=110)
-        if summary["fast"]:
-            console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
-        for split in before:
-            console.print(_table(split, before[split], after[split]))
+        _print_tables(Console(file=file, width=110), summary["fast"], before, after)
     plots.learning_curves(trainer.state.log_history).savefig(folder / "learning_curves.png")
     plots.success_by_family(
         {
