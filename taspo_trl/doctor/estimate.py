@@ -18,7 +18,7 @@ from ..errors import ConfigurationError, TaspoError
 from .memory import OPTIMIZERS, Adapters, MemoryEstimate, ModelShape, Precision, Setup, estimate_memory
 from .recipe import Recipe
 from .timing import Rates, Seconds, batch_seconds
-from .workload import BatchCounts, Plan, Workload, count_batch, from_metrics, row_tokens
+from .workload import BatchCounts, Plan, Workload, answered_tokens, count_batch, from_metrics, row_tokens
 
 
 _CHARS_PER_TOKEN = 4
@@ -234,7 +234,6 @@ def setup_of(recipe: Recipe, model: Model, work: Workload, plan: Plan) -> Setup:
     args = recipe.training
     row = row_tokens(work, plan.is_conversation)
     tokens = max(float(args.micro_batch_tokens), row)
-    answered = work.reply_tokens * (work.turns if plan.is_conversation else 1.0)
     values, value_bytes = OPTIMIZERS.get(
         str(args.optim.value if hasattr(args.optim, "value") else args.optim), (2.0, None)
     )
@@ -248,7 +247,7 @@ def setup_of(recipe: Recipe, model: Model, work: Workload, plan: Plan) -> Setup:
         attention=str(recipe.model.attn_implementation or "sdpa"),
         micro_batch_tokens=tokens,
         row_tokens=row,
-        projected_tokens=tokens * min(1.0, answered / row),
+        projected_tokens=tokens * min(1.0, answered_tokens(work, plan.is_conversation) / row),
         generation_rows=concurrency_of(recipe, work, plan),
         generation_tokens=work.prompt_tokens + work.reply_tokens,
         prompt_tokens=work.prompt_tokens,

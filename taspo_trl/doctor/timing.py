@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .memory import ModelShape, Precision, cache_bytes, weight_bytes
-from .workload import BatchCounts, Plan, Workload, forward_flop, update_factor
+from .workload import BatchCounts, Plan, Workload, answered_tokens, forward_flop, update_factor
 
 
 EFFICIENCY = 0.5
@@ -80,7 +80,7 @@ def batch_seconds(
     def forward(tokens: float, projected: float) -> float:
         return forward_flop(tokens, counts.row_tokens, shape, projected) / flop
 
-    answered = work.reply_tokens * (work.turns if plan.is_conversation else 1.0)  # of a row
+    answered = answered_tokens(work, plan.is_conversation)
     logp_tokens = counts.old_logp_tokens + counts.ref_logp_tokens
     logp_rows = logp_tokens / counts.row_tokens
     return Seconds(

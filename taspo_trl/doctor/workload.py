@@ -198,6 +198,11 @@ def row_tokens(work: Workload, is_conversation: bool) -> float:
     return 2 * work.prompt_tokens - _first_prompt(work) + work.reply_tokens
 
 
+def answered_tokens(work: Workload, is_conversation: bool) -> float:
+    """Reply tokens of a row, mean over rows: those whose log-probability is needed."""
+    return work.reply_tokens * (work.turns if is_conversation else 1.0)
+
+
 def scored_row_tokens(work: Workload, is_conversation: bool) -> float:
     """Positions that scoring a row in both branches computes: 2n - (s - 1) + b."""
     opening = _first_prompt(work) if is_conversation else work.prompt_tokens
