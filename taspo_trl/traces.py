@@ -11,10 +11,10 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .analyzer.secret import redacted
+from .analyzer.secret import redactor
 from .records import TrajectoryRecord
 from .rewards import conversation_of
 from .types import Credit, Turn
@@ -104,7 +104,8 @@ def trace_content(record: TrajectoryRecord) -> dict[str, Any]:
             "messages": [*opening, *completion],
             "metadata": metadata,
             "spans": [_span(k, turn, credit) for k, turn in enumerate(trajectory.turns)],
-        }
+        },
+        redactor(),
     )
 
 
@@ -154,12 +155,12 @@ def _rounded(values: Iterable[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, redact: Callable[[str], str]) -> Any:
     """`value` without secrets, and without half surrogates, which no JSON writer of trackio takes."""
     if isinstance(value, str):
-        return redacted(value).encode("utf-8", "backslashreplace").decode()
+        return redact(value).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {str(key): _clean(inner) for key, inner in value.items()}
+        return {str(key): _clean(inner, redact) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
+        return [_clean(inner, redact) for inner in value]
     return value

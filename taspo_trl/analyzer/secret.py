@@ -50,10 +50,20 @@ def redacted(text: str, *secrets: Secret) -> str:
 
     Servers quote the key that they refuse.
     """
-    for value in sorted({*(secret.reveal() for secret in secrets), *_from_environment()}, key=len, reverse=True):
-        if len(value) >= _MIN_LENGTH:
+    return redactor(*secrets)(text)
+
+
+def redactor(*secrets: Secret) -> Callable[[str], str]:
+    """[`redacted`] for many texts: secrets and environment are looked at once."""
+    found = {*(secret.reveal() for secret in secrets), *_from_environment()}
+    values = sorted((value for value in found if len(value) >= _MIN_LENGTH), key=len, reverse=True)
+
+    def redact(text: str) -> str:
+        for value in values:
             text = text.replace(value, _MASK)
-    return text
+        return text
+
+    return redact
 
 
 def _from_environment() -> Iterator[str]:
