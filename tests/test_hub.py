@@ -106,7 +106,7 @@ def test_a_saved_adapter_has_our_card_and_no_path_to_its_base(tmp_path):
         card = ModelCard.load(folder / "README.md")
         assert not card_faults(card.content)
         assert "alice" not in card.content
-        assert (card.data.library_name, card.data.base_model) == ("peft", None)
+        assert (card.data.to_dict()["library_name"], card.data.base_model) == ("peft", None)
         assert "| Tuning | LoRA |" in card.content
 
 
@@ -212,7 +212,7 @@ def test_a_push_from_a_script_loads_with_plain_transformers_and_peft(tmp_path):
         assert "alice" not in card and str(tmp_path) not in card
         assert {"trl", "taspo"} <= set(ModelCard(card).data.tags)
     adapter, whole = ModelCard(cards["adapter"]), ModelCard(cards["whole"])
-    assert (adapter.data.library_name, whole.data.library_name) == ("peft", "transformers")
+    assert [card.data.to_dict()["library_name"] for card in (adapter, whole)] == ["peft", "transformers"]
     assert (adapter.data.license, whole.data.license) == (None, "apache-2.0")
     assert "base_model" not in adapter.data.to_dict() and "datasets" not in adapter.data.to_dict()
     (result,) = adapter.data.eval_results
