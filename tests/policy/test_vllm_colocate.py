@@ -50,12 +50,13 @@ def test_reply_holds_the_engines_ids_and_log_probabilities(started):
 
 def test_a_request_joins_a_running_batch_and_leaves_it_before_the_others(started):
     engine, policy = started(on_step=slowly())
-    long = policy.submit(request(40, "long", 64, mark=1))
+    long = policy.submit(request(2000, "long", 2000, mark=1))
     assert wait_until(lambda: engine.num_steps > 2)
     for _ in range(3):
         assert len(policy.submit(request(3, "short", mark=2)).result(5).reply_ids) == 3
     assert not long.done()
-    assert len(long.result(5).reply_ids) == 40
+    engine.on_step = lambda number: None
+    assert len(long.result(5).reply_ids) == 2000
     assert [101, 102] in engine.batches
 
 
@@ -96,16 +97,19 @@ def test_an_over_long_prompt_costs_its_own_episode_only(started):
 
 
 def test_an_engine_that_fails_takes_its_requests_with_it_and_the_next_batch_may_try_again(started):
-    def on_step(number):
-        if number == 3:
-            engine.num_steps += 1
+    submitted = threading.Event()
+
+    def fail(number):
+        submitted.wait(5)
+        if len(engine.requests) == 3:
             engine.requests.clear()
+            engine.on_step = lambda number: None
             raise RuntimeError("CUDA error: out of memory")
 
-    engine = FakeEngine()
-    engine.on_step = on_step
-    _, policy = started(engine)
+    engine, policy = started()
+    engine.on_step = fail
     futures = [policy.submit(request(20, f"k{k}")) for k in range(3)]
+    submitted.set()
     for future in futures:
         with pytest.raises(ServiceError, match="out of memory"):
             future.result(5)
@@ -149,11 +153,12 @@ def test_begin_aborts_what_an_interrupted_batch_left(started):
 
 
 def test_close_ends_the_thread(started):
+    before = set(threading.enumerate())
     _, policy = started(on_step=slowly())
     future = policy.submit(request(1000, max_new_tokens=2000))
+    (thread,) = set(threading.enumerate()) - before
     policy.close()
-    assert future.cancelled()
-    assert not [one for one in threading.enumerate() if one.name == "taspo-vllm-engine" and one.is_alive()]
+    assert future.cancelled() and not thread.is_alive()
 
 
 def test_a_closed_engine_refuses_instead_of_hanging(started):
