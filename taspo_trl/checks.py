@@ -88,29 +88,41 @@ def check_environments(
 
     Warns about environments in which no trajectory can ever give evidence.
     """
-    for probe in pool.probes.values():
-        if not isinstance(probe, ToolEnvironment):
-            continue
-        name = type(probe.environment).__name__
-        renderer.with_tools(probe.tools)
-        if args.context == "window":
+    for name, probe in pool.probes.items():
+        environment = probe
+        if isinstance(probe, ToolEnvironment):
+            _check_tools(probe, renderer, args, has_reward_functions)
+            environment = probe.environment
+        if (args.training_reward or pool.traits[name].training_reward) == "none" and not has_reward_functions:
             raise ConfigurationError(
-                f"`{name}` has tools, whose results are messages of a growing chat. Use `context='conversation'`, or "
-                "leave `context` out."
+                f"`training_reward` is 'none' for `{type(environment).__name__}`: the reward is that of "
+                "`reward_funcs`, but none are given."
             )
-        if not (probe.has_reward or probe.has_verdict or has_reward_functions):
-            raise ConfigurationError(
-                f"`{name}` has neither `get_reward` nor `get_success`, and no `reward_funcs` are given: nothing says "
-                "how well an episode went."
-            )
-        if not probe.has_verdict and args.guidance not in ("none", "generic_skill"):
-            warnings.warn(
-                f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
-                "plain GRPO. Give the class a `get_success()`, or set `success_threshold` on the reward of its "
-                "`get_reward()`.",
-                UserWarning,
-                stacklevel=4,
-            )
+
+
+def _check_tools(
+    probe: ToolEnvironment, renderer: ChatRenderer, args: TASPOConfig, has_reward_functions: bool
+) -> None:
+    name = type(probe.environment).__name__
+    renderer.with_tools(probe.tools)
+    if args.context == "window":
+        raise ConfigurationError(
+            f"`{name}` has tools, whose results are messages of a growing chat. Use `context='conversation'`, or "
+            "leave `context` out."
+        )
+    if not (probe.has_reward or probe.has_verdict or has_reward_functions):
+        raise ConfigurationError(
+            f"`{name}` has neither `get_reward` nor `get_success`, and no `reward_funcs` are given: nothing says "
+            "how well an episode went."
+        )
+    if not probe.has_verdict and args.guidance not in ("none", "generic_skill"):
+        warnings.warn(
+            f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
+            "plain GRPO. Give the class a `get_success()`, or set `success_threshold` on the reward of its "
+            "`get_reward()`.",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> None:

@@ -50,8 +50,9 @@ class TASPOConfig(GRPOConfig):
             `"thread"` or `"process"` for environment instances; `"auto"` takes what the environment asks for.
         training_reward (`str`, *optional*):
             The environment's share of the reward: `"success"` is 1 for a verified success and 0 otherwise,
-            `"environment"` the sum of the environment's own rewards. If `None`, what the environment asks for:
-            `"success"`, with TRL's `get_reward` `"environment"`.
+            `"environment"` the sum of the environment's own rewards; `"none"` leaves the reward to `reward_funcs`. If
+            `None`, what the environment asks for: `"success"`; of TRL's classes `"environment"` with `get_reward`,
+            `"none"` with neither `get_reward` nor `get_success`.
         success_threshold (`float`, *optional*):
             Classes written for TRL's `environment_factory`: the value of `get_reward` from which an episode counts as
             a verified success. Without effect on a class with `get_success`, and on other environments.
@@ -129,7 +130,8 @@ class TASPOConfig(GRPOConfig):
         eval_temperature (`float`, *optional*, defaults to `0.0`):
             Sampling temperature in evaluation; 0 is greedy.
         eval_top_p (`float`, *optional*, defaults to `1.0`):
-            Nucleus in evaluation.
+            Nucleus in evaluation. `top_k`, `min_p` and `generation_kwargs` apply to training only: an evaluation
+            during training equals `taspo eval` of the checkpoint.
         eval_seed (`int`, *optional*, defaults to `0`):
             Seed of tasks and sampling in evaluation, the same at every evaluation.
 
@@ -229,9 +231,10 @@ class TASPOConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "The environment's share of the reward: `success` is 1 for a verified success, else 0 (paper); "
-            "`environment` is the sum of the environment's own rewards. If `None`, what the environment asks for: "
-            "`success`, with TRL's `get_reward` `environment`.",
-            "choices": ["success", "environment"],
+            "`environment` is the sum of the environment's own rewards; `none` leaves the reward to `reward_funcs`. "
+            "If `None`, what the environment asks for: `success`; of TRL's classes `environment` with `get_reward`, "
+            "`none` with neither `get_reward` nor `get_success`.",
+            "choices": ["success", "environment", "none"],
         },
     )
     success_threshold: float | None = field(

@@ -27,7 +27,7 @@ class RewardSettings:
     Args:
         source (`str`, *optional*, defaults to `"success"`):
             The environment's share, with weight 1: `"success"` is 1.0 for a verified success and 0.0 otherwise,
-            `"environment"` the sum of the environment's own rewards.
+            `"environment"` the sum of the environment's own rewards, `"none"` leaves the reward to the functions.
         source_of (`Mapping[str | None, str]`, *optional*):
             The same for single environments, by name.
         functions (`Sequence[RewardFunction]`, *optional*), weights (`Sequence[float]`, *optional*):
@@ -55,8 +55,9 @@ class RewardSettings:
 def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryGroup:
     """The group with `reward` and `rewards` filled in.
 
-    A function that gives NaN or an infinite number for a trajectory makes that trajectory an infrastructure failure
-    (`reward_error`). Trajectories that already are one are shown to the functions, but their values are not used.
+    A trajectory for which a function gives NaN or an infinite number becomes an infrastructure failure
+    (`reward_error`), and so does one for which all functions give None while the environment has no share. The
+    functions see trajectories that already are one, but their values are not used.
 
     Raises:
         ValueError: a function did not return one value for each trajectory.
@@ -99,26 +100,31 @@ def _labels(settings: RewardSettings) -> list[str]:
 
 def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settings: RewardSettings) -> Trajectory:
     source = settings.source_of.get(trajectory.environment, settings.source)
-    base = float(trajectory.success) if source == "success" else trajectory.environment_reward
-    rewards: dict[str, float | None] = {source: base, **values}
-    bad = [name for name, value in rewards.items() if value is not None and not math.isfinite(value)]
-    if bad and trajectory.is_usable:
-        return replace(
-            trajectory,
-            stop_reason=StopReason.REWARD_ERROR,
-            success=False,
-            error=f"reward {bad[0]!r} is {rewards[bad[0]]!r}, not a finite number",
-            rewards=rewards,
-        )
-    if bad:
+    own = {"success": float(trajectory.success), "environment": trajectory.environment_reward}
+    rewards: dict[str, float | None] = {**({source: own[source]} if source in own else {}), **values}
+    fault = _fault(rewards)
+    if fault and trajectory.is_usable:
+        return replace(trajectory, stop_reason=StopReason.REWARD_ERROR, success=False, error=fault, rewards=rewards)
+    if fault:
         return replace(trajectory, rewards=rewards)
-    reward = base
+    reward = own.get(source, 0.0)
     for value, weight in zip(values.values(), settings.weights, strict=True):
         reward += weight * value if value is not None else 0.0
     if settings.invalid_action_penalty and trajectory.turns:
         share = sum(not turn.valid for turn in trajectory.turns) / len(trajectory.turns)
         reward -= settings.invalid_action_penalty * share
     return replace(trajectory, reward=reward, rewards=rewards)
+
+
+def _fault(rewards: Mapping[str, float | None]) -> str:
+    """Why no reward can be made of these shares; empty where one can."""
+    for name, value in rewards.items():
+        if value is not None and not math.isfinite(value):
+            return f"reward {name!r} is {value!r}, not a finite number"
+    if all(value is None for value in rewards.values()):
+        names = ", ".join(map(repr, rewards)) or "no function"
+        return f"no reward: {names} gave None and the environment has no share"
+    return ""
 
 
 def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings: RewardSettings) -> list[float | None]:

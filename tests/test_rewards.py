@@ -151,6 +151,31 @@ def test_none_is_not_nan():
     assert all(t.is_usable for t in scored.trajectories)
 
 
+def test_without_a_share_of_the_environment_the_reward_is_the_functions_alone():
+    def style(**kwargs):
+        return [0.5, None]
+
+    def length(**kwargs):
+        return [2.0, -1.0]
+
+    scored = score_group(pair(), settings(style, length, weights=[1.0, 0.25], source="none"))
+    assert rewards(scored) == [1.0, -0.25]
+    assert [dict(t.rewards) for t in scored.trajectories] == [
+        {"style": 0.5, "length": 2.0},
+        {"style": None, "length": -1.0},
+    ]
+
+
+def test_a_trajectory_that_nothing_rates_is_a_failure_with_its_cause_and_no_zero():
+    def style(**kwargs):
+        return [0.5, None]
+
+    won, lost = score_group(pair(), settings(style, source="none")).trajectories
+    assert (won.reward, won.is_usable) == (0.5, True)
+    assert lost.stop_reason is StopReason.REWARD_ERROR and not lost.is_usable
+    assert lost.error == "no reward: 'style' gave None and the environment has no share"
+
+
 def test_failed_episodes_are_shown_but_keep_their_own_reason():
     seen = []
 

@@ -83,9 +83,25 @@ def test_without_a_verdict_it_is_grpo_and_says_so(tmp_path):
         trainer(tmp_path / "grpo", guidance="none").close()
 
 
+def test_a_class_without_reward_and_verdict_is_rated_by_the_functions_alone(tmp_path):
+    """An episode that none of them rates is recorded with its reason; TRL would give it 0."""
+
+    def judge(trajectories, **_):
+        return [None if t.generation_idx == 0 else float(t.generation_idx) for t in trajectories]
+
+    made = trainer(tmp_path, Rewardless, reward_funcs=judge, guidance="none")
+    made.train()
+    assert history(made, "reward")[0] == 2.0 and history(made, "rewards/judge/mean")[0] == 2.0
+    assert history(made, "stop/reward_error")[0] == 0.25
+    assert not [name for entry in made.state.log_history for name in entry if name.startswith("rewards/success")]
+    made.close()
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ConfigurationError, match="`Rewardless` has neither `get_reward` nor `get_success`"):
         trainer(tmp_path, Rewardless)
+    with pytest.raises(ConfigurationError, match="`training_reward` is 'none' for `Counter`"):
+        trainer(tmp_path, training_reward="none")
     with pytest.raises(ConfigurationError, match="growing chat"):
         trainer(tmp_path, success_threshold=1.0, context="window")
     with pytest.raises(ConfigurationError, match="does not show tools"):

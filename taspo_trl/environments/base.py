@@ -136,8 +136,9 @@ class TextEnvironment:
     """Which complete blocks of a reply are executed. With "all", `step` gets their strings on one line each."""
     context: Literal["window", "conversation"] = "window"
     """The kind of context, unless `TASPOConfig.context` says otherwise."""
-    training_reward: Literal["success", "environment"] = "success"
-    """The environment's share of the reward, unless `TASPOConfig.training_reward` says otherwise."""
+    training_reward: Literal["success", "environment", "none"] = "success"
+    """The environment's share of the reward, unless `TASPOConfig.training_reward` says otherwise. With "none" the
+    reward is that of `reward_funcs` alone."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of tools, for the chat template."""
 
@@ -222,7 +223,7 @@ def traits_of(environment: Any) -> Traits:
         "max_turns": isinstance(values["max_turns"], int) and values["max_turns"] >= 1,
         "action_blocks": values["action_blocks"] in ("first", "all"),
         "context": values["context"] in ("window", "conversation"),
-        "training_reward": values["training_reward"] in ("success", "environment"),
+        "training_reward": values["training_reward"] in ("success", "environment", "none"),
         "tools": isinstance(values["tools"], list | tuple)
         and all(isinstance(tool, Mapping) for tool in values["tools"]),
     }
@@ -233,7 +234,7 @@ def traits_of(environment: Any) -> Traits:
         "max_turns": "a whole number, 1 or more",
         "action_blocks": '"first" or "all"',
         "context": '"window" or "conversation"',
-        "training_reward": '"success" or "environment"',
+        "training_reward": '"success", "environment" or "none"',
         "tools": "a tuple of JSON schemas",
     }
     for name, value in values.items():

@@ -71,7 +71,7 @@ class ToolEnvironment(TextEnvironment):
             success_threshold = getattr(environment, "success_threshold", None)
         self.success_threshold = success_threshold
         self.max_turns = getattr(environment, "max_turns", TextEnvironment.max_turns)
-        self.training_reward = "environment" if self.has_reward else "success"
+        self.training_reward = "environment" if self.has_reward else "success" if self.has_verdict else "none"
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- what the class declares -----------------------------------------------------------------------------------

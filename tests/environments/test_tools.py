@@ -138,8 +138,8 @@ def test_tools_are_what_trl_would_offer_without_our_hooks():
         (Counter(), None, False, "environment"),
         (Counter(), 1.0, True, "environment"),
         (VerifiedCounter(), None, True, "environment"),
-        (Rewardless(), None, False, "success"),
-        (Rewardless(), 1.0, False, "success"),
+        (Rewardless(), None, False, "none"),
+        (Rewardless(), 1.0, False, "none"),
     ],
 )
 def test_where_reward_and_verdict_come_from(environment, threshold, has_verdict, source):
