@@ -39,7 +39,7 @@ def main() -> None:
     )
     trainer.train()
     trainer.save_model()
-    trainer.close()
+    trainer.end()
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name, value in trainer.evaluate().items():
             print(f"{name:<40} {value:.4g}")
     finally:
-        trainer.close()
+        trainer.end()
 
 
 if __name__ == "__main__":

@@ -579,6 +579,16 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
             self.engine.close()
         self.analyzer.close()
 
+    def end(self) -> None:
+        """[`close`], then what TRL does: finish the trackers and destroy the process group. Call it last."""
+        self.close()
+        # The threads of torch's gloo group release tensors, for which they need the interpreter; one that is at it
+        # while the process exits aborts it (pytorch#190489). They end with the last reference to the group, which the
+        # data-parallel wrapper would hold. DeepSpeed's engine needs the group for its own end.
+        self.model_wrapped = self.model
+        self.accelerator.free_memory()
+        super().end()
+
 
 @contextlib.contextmanager
 def _overridden(args: TASPOConfig, **values: Any) -> Iterator[None]:

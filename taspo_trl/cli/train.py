@@ -120,8 +120,7 @@ def main(arguments: list[str]) -> int:
             trainer.push_to_hub()
         trainer.accelerator.print(f"Model saved to {training.output_dir}.")
     finally:
-        trainer.close()
-        trainer.end()  # trackers and process groups
+        trainer.end()
     return 0
 
 

@@ -6,6 +6,7 @@ torch's own `fully_shard`, which accelerate calls too.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -92,3 +93,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # of the model, with which the group's threads end; they may abort the process while it exits

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.policy.fake_vllm import free_port
+
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def torchrun(processes: int) -> list[str]:
+    return ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(free_port())]
 
 
 def launch(folder: Path, processes: int, timeout: float = 240, launcher: list[str] | None = None, **options):
@@ -21,7 +27,7 @@ def launch(folder: Path, processes: int, timeout: float = 240, launcher: list[st
     folder.mkdir(parents=True, exist_ok=True)
     payload = json.dumps({"output": str(folder), **options})
     if processes > 1 and launcher is None:
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", _free_port()]
+        launcher = torchrun(processes)
     command = [sys.executable, *(launcher or []), "-m", "tests.distributed.worker", payload]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.run(
@@ -95,9 +101,8 @@ def test_exception_on_one_rank_ends_both(tmp_path):
 def test_sharded_parameters_score_and_train_as_whole_ones(tmp_path, tied):
     """FSDP2 over two CPU processes: the same log-probabilities, loss and gradients."""
     for processes in (1, 2):
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", _free_port()]
         done = subprocess.run(
-            [sys.executable, *launcher, "-m", "tests.distributed.sharded", str(tmp_path), str(int(tied))],
+            [sys.executable, *torchrun(processes), "-m", "tests.distributed.sharded", str(tmp_path), str(int(tied))],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -116,11 +121,3 @@ def test_sharded_parameters_score_and_train_as_whole_ones(tmp_path, tied):
     for name, gradient in whole["gradients"].items():
         assert gradient.abs().max() > 0
         assert torch.allclose(gradient, shards[0]["gradients"][name], atol=1e-9), name
-
-
-def _free_port() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])

@@ -48,7 +48,7 @@ def main(url: str, folder: str) -> None:
         "missing": [one["sampling/missing_logp_share"] for one in trainer.state.log_history if "loss" in one],
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
-    trainer.close()
+    trainer.end()
 
 
 if __name__ == "__main__":
