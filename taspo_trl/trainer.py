@@ -1,28 +1,24 @@
 """TASPOTrainer: TRL's GRPOTrainer for multi-turn environments, with turn credit from privileged guidance.
 
 Only orchestration: play, guide, score, weigh, deal, update. Each stage lives in its own file and passes frozen records
-on. This is the one file that knows TRL's trainer.
+on. Only this file and its mixins know TRL's trainer: which engine plays (generating.py), the update
+(micro_step.py), evaluation (held_out.py), resuming (resuming.py) and what is published (publishing.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import logging
-import math
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler
 
@@ -30,33 +26,29 @@ from .alerts import Alerts
 from .analyzer.base import Analyzer
 from .analyzer.build import configured_analyzer
 from .assembly import experience_settings, make_guidance, reward_settings, rollout_settings
-from .card_facts import environment_name, split_names
-from .checkpoint import Buffer, TrainingState, load_state, save_state
+from .card_facts import environment_name
+from .checkpoint import Buffer
 from .checks import check_arguments, check_environments, check_model, check_parallelism
 from .collection import Collector
 from .config import TASPOConfig
 from .contexts import ChatRenderer
 from .earlier_run import set_aside
 from .environments.workers import EnvironmentPool, Factory
-from .errors import ConfigurationError
-from .evaluation import EvaluationResult, distinct_ids, evaluate_tasks, tasks_digest
 from .experience import ExperienceMaker, UpdateLayout
-from .loss import taspo_loss, token_sums
-from .metrics import update_metrics
+from .generating import GenerationMixin
+from .held_out import EvaluationMixin
+from .micro_step import UpdateMixin
 from .passes import PolicyPasses
-from .policy import Policy, SamplingSettings, TransformersPolicy
-from .policy.build import VLLMEngine, make_vllm_engine
+from .policy import SamplingSettings
 from .policy.checks import check_unquantized
 from .precision import keep_trained_weights_in_float32
 from .projection import add_selected_projection
 from .publishing import PublishingMixin
+from .resuming import ResumingMixin
 from .rewards import RewardFunction
 from .sampler import EpochSampler
 from .step_logs import log_experience
 from .traces import log_traces
-
-
-logger = logging.getLogger(__name__)
 
 
 def _no_reward(**kwargs: Any) -> list[None]:
@@ -64,7 +56,7 @@ def _no_reward(**kwargs: Any) -> list[None]:
     return [None] * len(kwargs["prompts"])
 
 
-class TASPOTrainer(PublishingMixin, GRPOTrainer):
+class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin, PublishingMixin, GRPOTrainer):
     """
     Trainer for TASPO: group-relative policy optimization of language agents in multi-turn text environments, with the
     outcome advantage of a trajectory dealt to its turns by how strongly training-time guidance supports each action.
@@ -199,7 +191,6 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         self._made_at = time.time()
         self._alerts = Alerts()
         self._buffer: Buffer | None = None
-        self._loss_sums: dict[str, torch.Tensor] = {}
         self._update_seconds = 0.0
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
@@ -211,31 +202,6 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         self.ref_model = self.accelerator.prepare_model(model.eval(), evaluation_mode=True)
         if self.args.sync_ref_model:
             self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
-
-    def _make_engine(self) -> VLLMEngine | None:
-        """vLLM, ready to take weights; None = the model generates itself."""
-        if not self.args.use_vllm:
-            return None
-        return make_vllm_engine(
-            self.args,
-            get_model=lambda: self.model,
-            accelerator=self.accelerator,
-            stop_token_ids=self.eos_token_ids,
-        )
-
-    def _make_policy(self) -> Policy:
-        if self.engine is not None:
-            return self.engine.policy
-        is_sharded = self.accelerator.num_processes > 1 and (self._dist.is_zero3 or self._dist.is_fsdp)
-        return TransformersPolicy(
-            self.model,
-            pad_token_id=self._tokenizer.pad_token_id,
-            eos_token_ids=self.eos_token_ids,
-            batch_tokens=self.args.generation_tokens,
-            cache_implementation=self.args.cache_implementation,
-            unwrap=self._model_for_generation,
-            most=self._most if is_sharded else None,
-        )
 
     def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
         """The stages of a rollout batch, put together from the configuration."""
@@ -283,33 +249,6 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
 
-    @contextlib.contextmanager
-    def _generating(self) -> Iterator[None]:
-        """Entered by every process around episodes: the engine has the weights of this step inside."""
-        if self.engine is None:
-            yield
-            policy = self.experience_maker.collector.policy
-            if isinstance(policy, TransformersPolicy):
-                policy.finish()
-            return
-        with self.engine.generating(self.state.global_step) as seconds:
-            if self.is_in_train:
-                self._metrics["train"]["time/weight_sync"].append(seconds)
-            yield
-
-    @contextlib.contextmanager
-    def _model_for_generation(self) -> Iterator[Any]:
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ) as model,
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
-            yield model
-
     # ---- training --------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
@@ -331,26 +270,14 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
         model.train()
         if self._buffer is None or self._step % self._micro_steps_per_rollout == 0:
             self._buffer = self._new_rollout(inputs)
-        micro_batches = self._buffer[self._step % self.args.steps_per_generation]
-        update_started = time.perf_counter()
-        self._loss_sums = {}
-        losses = []
-        for k, rows in enumerate(micro_batches):
-            with self._gradients_shared(model, k == len(micro_batches) - 1):
-                tensors = self.experience_maker.passes.collate(rows)
-                losses.append(Trainer.training_step(self, model, tensors, num_items_in_batch))
-        self._log_update()
-        self._update_seconds += time.perf_counter() - update_started
+        loss = self._update(model, self._buffer[self._step % self.args.steps_per_generation], num_items_in_batch)
         self._step += 1
         self._current_train_step_time += time.perf_counter() - started
         if self._step % self.current_gradient_accumulation_steps == 0:
             self._metrics["train"]["step_time"].append(self._current_train_step_time)
             self._metrics["train"]["time/update"].append(self._update_seconds)
             self._current_train_step_time = self._update_seconds = 0.0
-        return torch.stack(losses).sum()
-
-    def _prepare_inputs(self, inputs):
-        return inputs  # `training_step` hands on tensors that are on the device already
+        return loss
 
     def _new_rollout(self, local_rows: list[dict[str, Any]]) -> Buffer:
         """Play a rollout batch and log it; returns this process's micro-batches."""
@@ -389,182 +316,10 @@ class TASPOTrainer(PublishingMixin, GRPOTrainer):
             is_off_policy=self.args.gradient_accumulation_steps % self._micro_steps_per_rollout != 0,
         )
 
-    @contextlib.contextmanager
-    def _gradients_shared(self, model: Any, is_last: bool) -> Iterator[None]:
-        """Gradients of all but the last micro-batch of a micro-step stay on their process."""
-        if is_last:
-            yield
-            return
-        state = self.accelerator.gradient_state
-        flag = state.sync_gradients
-        state._set_sync_gradients(False)
-        try:
-            with self.accelerator.no_sync(model):
-                yield
-        finally:
-            state._set_sync_gradients(flag)
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """E8 of one micro-batch, with the credit weights applied.
-
-        Processes average their gradients, so the local sum is multiplied by their number.
-        """
-        if return_outputs:
-            raise ValueError("The TASPOTrainer does not support returning outputs")
-        output = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            use_cache=False,
-            selected_positions=inputs["positions"],
-            selected_targets=inputs["targets"],
-            selected_entropies=True,
-        )
-        terms = taspo_loss(
-            output.logps,
-            inputs.get("old_logps", output.logps.detach()),
-            inputs["advantages"],
-            inputs["coefficients"],
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            delta=self.args.delta,
-            # A zero row has no reference: it counts nowhere, but every process must have the same sums to reduce.
-            ref_logps=inputs.get("ref_logps", output.logps.detach()),
-            beta=self.beta,
-            use_bias_correction_kl=self.args.use_bias_correction_kl,
-            entropies=output.entropies,
-            entropy_coef=self.entropy_coef,
-            importance_ratio=inputs.get("importance_ratios"),
-        )
-        for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
-            self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
-        return terms.loss * self.accelerator.num_processes
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        raise NotImplementedError("TASPOTrainer evaluates by playing episodes: use `evaluate`.")
-
-    # ---- evaluation ------------------------------------------------------------------------------------------------
-
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Play each task of the evaluation data `num_generations_eval` times and log how it went.
-
-        No analyzer request, no guidance, no loss; the training state is not touched. The full result is written to
-        `output_dir/_evaluations` and kept in `last_evaluation`.
-
-        Returns:
-            `dict[str, float]`: `eval_success`, its interval, macro mean, families, turns, stop reasons, seconds.
-        """
-        data = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(data, Mapping):
-            metrics: dict[str, float] = {}
-            for name, one in data.items():
-                metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
-            return metrics
-        if isinstance(data, str):
-            data = self.eval_dataset[data]
-        if data is None:
-            raise ConfigurationError("`evaluate` needs an `eval_dataset`, here or in the trainer.")
-        started = time.perf_counter()
-        try:
-            result = self._play_evaluation(list(data))
-        finally:
-            if not self.is_in_train:
-                self.environment_pool.close_instances()
-        seconds = time.perf_counter() - started
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics().items()}
-        metrics[f"{metric_key_prefix}_runtime"] = seconds
-        metrics[f"{metric_key_prefix}_samples_per_second"] = len(result.plays) / seconds
-        if self.is_world_process_zero():
-            folder = Path(self.args.output_dir) / "_evaluations"
-            result.save(folder / f"{metric_key_prefix}_{self.state.global_step:06d}.json")
-        self.last_evaluation: EvaluationResult = result
-        # None for a mean of nothing: JSON has no NaN. TRL's `log` would flush the training metrics into this entry.
-        Trainer.log(self, {name: value if math.isfinite(value) else None for name, value in metrics.items()})
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _play_evaluation(self, rows: list[dict[str, Any]]) -> EvaluationResult:
-        args, collector = self.args, self.experience_maker.collector
-        distinct_ids(rows)  # before they are dealt: each process sees its own share only
-        mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self._progress(len(mine) * self.num_generations_eval, "evaluation") as bar, self._generating():
-            result = evaluate_tasks(
-                mine,
-                policy=collector.policy,
-                pool=collector.pool,
-                renderer=collector.renderer,
-                rollout=collector.rollout,
-                sampling=SamplingSettings(args.eval_temperature, args.eval_top_p),
-                seed=args.eval_seed,
-                num_plays=self.num_generations_eval,
-                max_in_flight=args.per_device_eval_batch_size,
-                on_play=lambda play: bar.update(),
-                settings={"global_step": self.state.global_step, "weights_step": self._weights_step},
-            )
-        plays = self._gather(list(result.plays))
-        facts = {  # of all processes' tasks
-            "tasks_digest": tasks_digest(rows),
-            "num_tasks": len(rows),
-            "splits": list(split_names(row.get("split") for row in rows)),
-        }
-        return EvaluationResult(tuple(plays), {**result.settings, **facts})
-
-    # ---- logs and checkpoints --------------------------------------------------------------------------------------
-
-    def _log_update(self) -> None:
-        """Averages over the loss tokens of one micro-step, over all processes."""
-        names = sorted(self._loss_sums)
-        sums = torch.stack([self._loss_sums[name].double().to(self.accelerator.device) for name in names])
-        totals = dict(zip(names, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True))
-        # TRL averages over micro-steps, while an optimizer step's loss is their sum.
-        totals["policy_loss"] *= self.current_gradient_accumulation_steps
-        for name, value in update_metrics(totals).items():
-            self._metrics["train"][name].append(value)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        is_partly_used = self._step % self._micro_steps_per_rollout != 0
-        state = TrainingState(self._step, self._buffer if is_partly_used else None, self._layout)
-        save_state(output_dir, self.accelerator.process_index, state)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint)
-        state = load_state(checkpoint, self.accelerator.process_index) if checkpoint is not None else None
-        if state is None:
-            return
-        per_rollout = state.layout["steps_per_generation"] * state.layout["num_iterations"]
-        num_rollouts, num_used = divmod(state.step, per_rollout)
-        if not num_used:  # between two batches, which other settings may have other micro-steps for
-            self._step, self._buffer = num_rollouts * self._micro_steps_per_rollout, None
-            return
-        if dict(state.layout) != self._layout:
-            raise ConfigurationError(
-                f"{checkpoint} stands in a partly used rollout batch made for {dict(state.layout)}, but the run has "
-                f"{self._layout}. Resume with the same settings, or from a checkpoint between two rollout batches."
-            )
-        if state.buffer is None:
-            logger.warning(
-                "%s does not hold the rows of its partly used rollout batch, which stay behind when a checkpoint goes "
-                "to the Hub. The tasks of that batch are played again, for the updates that are left of it.",
-                checkpoint,
-            )
-        self._step, self._buffer = state.step, state.buffer
-
-    @property
-    def _layout(self) -> dict[str, int]:
-        return {
-            "num_processes": self.accelerator.num_processes,
-            "steps_per_generation": self.args.steps_per_generation,
-            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
-            "num_iterations": self.num_iterations,
-        }
-
     # ---- small things ----------------------------------------------------------------------------------------------
 
     def _gather(self, objects: list) -> list:
         return gather_object(objects) if self.accelerator.num_processes > 1 else objects
-
-    def _most(self, number: int) -> int:
-        return max(self._gather([number]))
 
     def _progress(self, total: int, name: str) -> tqdm:
         """A bar over episodes; appears only when a batch takes long."""
