@@ -130,19 +130,19 @@ def reasons(batch: Any) -> dict[str, str]:
 
 
 def test_trajectories_that_are_late_do_without_and_the_others_keep_theirs(gate):
-    stage = GuidanceStage(Slow(build=gate), time_budget=0.3)
-    stage.submit(outcomes(1, 0, 0))
+    stage = GuidanceStage(Slow(build=gate), time_budget=1.0)
     started = time.monotonic()
+    stage.submit(outcomes(1, 0, 0))
     batch = stage.collect()
-    assert 0.25 < time.monotonic() - started < 2
+    assert 0.9 < time.monotonic() - started < 8
     assert reasons(batch) == {"g0-k0": "no_other_success", "g0-k1": LATE, "g0-k2": ""}
-    assert batch.guidance["g0-k2"] and batch.visible_seconds < 2 and batch.work_seconds >= batch.visible_seconds
+    assert batch.guidance["g0-k2"] and batch.visible_seconds < 8 and batch.work_seconds >= batch.visible_seconds
     stage.close()
 
 
 def test_a_late_preparation_makes_its_group_late_and_no_other(gate):
     construction = Slow()
-    stage = GuidanceStage(construction, time_budget=0.3, max_workers=2)
+    stage = GuidanceStage(construction, time_budget=1.0, max_workers=2)
     stage.submit(outcomes(1, 0))
     assert eventually(lambda: len(construction.finished) == 2)
     construction.gates = gate, None
@@ -168,7 +168,7 @@ def test_work_under_way_ends_in_its_own_time_and_nothing_more_is_started(gate):
 
 def test_the_next_batch_does_not_wait_for_the_late_one(gate):
     construction = Slow(prepare=gate)
-    stage = GuidanceStage(construction, time_budget=0.2, max_workers=1)
+    stage = GuidanceStage(construction, time_budget=1.0, max_workers=1)
     stage.submit(outcomes(1, 0))
     stage.collect()
     construction.gates = None, None

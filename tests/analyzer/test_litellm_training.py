@@ -201,7 +201,7 @@ def test_failures_of_single_calls_cost_their_trajectories_only(serve, make_train
 
 
 def test_the_time_budget_ends_the_wait_and_late_answers_are_kept(serve, make_trainer, tmp_path, caplog):
-    endpoint = serve(lambda received, number: Reply(honest(received), delay=1.5))
+    endpoint = serve(lambda received, number: Reply(honest(received), delay=3.0))
     values = {
         "analyzer_model": "hosted_vllm/m",
         "analyzer_api_base": endpoint.url,
@@ -209,7 +209,7 @@ def test_the_time_budget_ends_the_wait_and_late_answers_are_kept(serve, make_tra
     }
     late = make_trainer(tmp_path / "late", analyzer_time_budget=0.5, **values)
     late.train()
-    assert logged(late, "time/analyzer_visible") < 1.2
+    assert logged(late, "time/analyzer_visible") < 2.5
     assert logged(late, "guidance/none/time_budget") == 8 and logged(late, "guidance/coverage") == 0
     assert all(record.credit.fallback == "time_budget" for record in records(late))
     assert sum("analyzer_time_budget" in record.getMessage() for record in caplog.records) == 1

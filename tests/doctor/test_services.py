@@ -95,7 +95,7 @@ def test_server_that_trickles_is_given_up(serve, monkeypatch):
         threading.Thread(target=trickle, daemon=True).start()
         started = time.perf_counter()
         answer = network.get(f"http://127.0.0.1:{one.getsockname()[1]}/", 0.3)
-        assert answer.status == 0 and time.perf_counter() - started < 2
+        assert answer.status == 0 and time.perf_counter() - started < 4  # the whole answer takes 5 s
 
 
 def test_vllm_server_that_does_not_suit_the_recipe(serve, tmp_path):

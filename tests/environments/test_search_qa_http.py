@@ -58,7 +58,7 @@ TEMPORARY = {
 @pytest.mark.parametrize(("fault", "cause"), TEMPORARY.values(), ids=TEMPORARY)
 def test_two_faults_are_outlived(wire_format, fault, cause):
     with faulty(fault, fault, ok) as server:
-        retriever = client(server.url, wire_format, timeout=0.5 if cause == "timeout" else 5.0)
+        retriever = client(server.url, wire_format, timeout=1.0 if cause == "timeout" else 5.0)
         assert ids(retriever.search(["q"], 1)) == [["q-1"]]
         assert len(server.requests) == 3
         assert retriever.failures == {cause: 2}

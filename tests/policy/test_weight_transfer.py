@@ -78,13 +78,13 @@ def test_trainer_and_server_meet_over_the_same_address(reached):
 def test_a_server_that_refuses_is_not_waited_for_and_nothing_joins(reached):
     """NBK-2: the trainer would wait for minutes in a rendezvous to which nobody comes."""
     refusal = (500, {"error": "weight transfer already initialised"})
-    fake, server = reached(on_init=lambda info: refusal, timeout=3.0)
+    fake, server = reached(on_init=lambda info: refusal, timeout=30.0)
     joined = []
     before = open_sockets()
     began = time.monotonic()
     with pytest.raises(ServiceError) as caught:
         meet(server, INFO, joined.append)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10
     message = str(caught.value)
     assert fake.url in message and "already initialised" in message
     assert "Restart the server" in message and "vllm_group_port" in message and "51216" in message
@@ -100,17 +100,17 @@ def test_a_server_that_fails_while_the_trainer_waits_ends_the_wait(reached):
         assert came.wait(5)
         return 500, {"error": "NCCL: duplicate GPU detected"}
 
-    _, server = reached(on_init=on_init, timeout=5.0)
+    _, server = reached(on_init=on_init, timeout=30.0)
     release = threading.Event()
 
     def join(info):
         came.set()
-        release.wait(10)
+        release.wait(30)
 
     began = time.monotonic()
     with pytest.raises(ServiceError, match=r"duplicate GPU.*different GPUs"):
         meet(server, INFO, join)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10
     release.set()
     assert wait_until(lambda: not our_threads())
 
@@ -121,7 +121,7 @@ def test_a_server_that_never_answers_ends_at_the_time_out(reached):
     began = time.monotonic()
     with pytest.raises(ServiceError, match=r"0\.6 s"):
         meet(server, INFO, lambda info: release.wait(10))
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 8
     release.set()
     assert wait_until(lambda: not our_threads())
 
