@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,6 +15,7 @@ from .options import check_options
 from .policy.checks import check_vllm_options
 from .policy.transformers import check_generation_kwargs
 from .precision import has_bf16_gpu
+from .ranges import check_choices, check_ranges
 
 
 @dataclass
@@ -424,8 +424,10 @@ class TASPOConfig(GRPOConfig):
     def __post_init__(self):
         if self.hub_private_repo is None:  # to transformers that means public, but for some organizations
             self.hub_private_repo = True
-        self._check_own_options()
-        check_options({one.name: getattr(self, one.name) for one in fields(self)})
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        check_choices(values, self._own_choices())
+        check_ranges(values)
+        check_options(values)
         if self.use_vllm:
             check_vllm_options(self)
         else:
@@ -467,60 +469,10 @@ class TASPOConfig(GRPOConfig):
         vars(made).update(copy.deepcopy(vars(self), memo))
         return made
 
-    def _check_own_options(self) -> None:
-        for one in fields(self):
-            value, choices = getattr(self, one.name), one.metadata.get("choices")
-            is_own = one.name in TASPOConfig.__annotations__
-            if is_own and choices and value not in choices and not (value is None and one.default is None):
-                raise ConfigurationError(
-                    f"`{one.name}` must be one of {', '.join(map(repr, choices))}, got {value!r}."
-                )
-        for name in ("max_turns", "max_prompt_length", "max_episode_tokens"):
-            _require(name, getattr(self, name), lambda value: value is None or value >= 1, "at least 1, or None")
-        for name in (
-            "generation_tokens",
-            "micro_batch_tokens",
-            "max_evidence_items",
-            "max_guidance_items",
-            "max_guidance_tokens",
-            "analyzer_context_chars",
-            "analyzer_workers",
-            "analyzer_attempts",
-            "analyzer_max_tokens",
-        ):
-            _require(name, getattr(self, name), lambda value: value >= 1, "at least 1")
-        for name in (
-            "analyzer_requests_per_minute",
-            "analyzer_tokens_per_minute",
-            "analyzer_budget_usd",
-            "analyzer_budget_tokens",
-            "analyzer_time_budget",
-        ):
-            _require(name, getattr(self, name), lambda value: value is None or value > 0, "positive, or None")
-        _require("analyzer_timeout", self.analyzer_timeout, lambda value: value > 0, "positive")
-        _require("max_completion_length", self.max_completion_length, lambda v: v is not None and v >= 1, "at least 1")
-        _require("history_length", self.history_length, lambda v: v is None or v >= 0, "not negative, or None")
-        _require("environment_timeout", self.environment_timeout, lambda value: value > 0, "positive")
-        _require("invalid_action_penalty", self.invalid_action_penalty, lambda value: value >= 0, "not negative")
-        _require("shift_clip", self.shift_clip, lambda value: value > 0, "positive")
-        _require("shift_threshold", self.shift_threshold, lambda value: value >= 0, "not negative")
-        _require("score_temperature", self.score_temperature, lambda value: value > 0, "positive")
-        _require("weight_range", self.weight_range, lambda value: 0 <= value < 1, "in [0, 1): weights stay positive")
-        _require(
-            "weight_step_size",
-            self.weight_step_size,
-            lambda value: value is None or 0 <= value < math.inf,
-            "finite and not negative, or None",
-        )
-        _require("eval_temperature", self.eval_temperature, lambda value: value >= 0, "not negative")
-        _require("eval_top_p", self.eval_top_p, lambda value: 0 < value <= 1, "in (0, 1]")
-        _require("temperature", self.temperature, lambda v: v > 0, "positive: a policy that explores not cannot learn")
-
-
-def _require(name: str, value: Any, holds: Any, rule: str) -> None:
-    try:
-        is_right = holds(value)
-    except TypeError:  # None or a word where a number belongs
-        is_right = False
-    if not is_right:
-        raise ConfigurationError(f"`{name}` must be {rule}, got {value!r}.")
+    def _own_choices(self) -> dict[str, tuple[Any, ...]]:
+        """Option of TASPO's -> its values; None where it is the default."""
+        return {
+            one.name: (*one.metadata["choices"], *([None] if one.default is None else []))
+            for one in fields(self)
+            if one.name in TASPOConfig.__annotations__ and "choices" in one.metadata
+        }
