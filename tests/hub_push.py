@@ -98,6 +98,7 @@ def main(folder: Path) -> None:
             ),
             push_to_hub=True,
             hub_strategy="all_checkpoints",
+            hub_always_push=True,
             hub_model_id="adapter",
         )
         adapter.train()
