@@ -69,7 +69,7 @@ def test_the_first_question_goes_out_while_other_groups_still_play(serve, make_t
     play = trainer.experience_maker.collector.pool.release
 
     def slow_release(worker: Any) -> None:
-        time.sleep(0.1)  # the rollout loop is busy with other episodes
+        time.sleep(0.25)  # the rollout loop is busy with other episodes
         play(worker)
         ended.append(time.monotonic())
 

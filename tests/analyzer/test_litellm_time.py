@@ -47,17 +47,17 @@ def test_the_wait_that_the_server_asks_for_is_kept_once(serve, make_analyzer):
 
 
 def test_a_wait_for_one_worker_holds_all(serve, make_analyzer):
-    script = {0: Reply(status=429, error="slow down", headers={"retry-after": "1"})}
+    script = {0: Reply(status=429, error="slow down", headers={"retry-after": "2"})}
     endpoint = serve(lambda received, number: script.get(number, OK))
     analyzer = make_analyzer(endpoint)
     with ThreadPoolExecutor(4) as workers:
         first = workers.submit(analyzer.complete, request(0))
         assert eventually(lambda: len(endpoint.received) == 1)
-        time.sleep(0.3)
+        time.sleep(1.0)
         others = [workers.submit(analyzer.complete, request(number)) for number in (1, 2, 3)]
         assert [one.result().error for one in (first, *others)] == [""] * 4
     waits = [received.time - endpoint.received[0].time for received in endpoint.received[1:]]
-    assert len(waits) == 4 and min(waits) >= 1.0
+    assert len(waits) == 4 and min(waits) >= 2.0
 
 
 def test_a_rate_limit_that_never_ends_falls_back_and_the_log_says_so(serve, make_analyzer, monkeypatch, caplog):
@@ -212,7 +212,8 @@ def test_requests_per_minute_reach_the_wire(serve, make_analyzer):
     analyzer = make_analyzer(endpoint, requests_per_minute=2)
     with ThreadPoolExecutor(4) as workers:
         calls = [workers.submit(analyzer.complete, request(number)) for number in range(4)]
-        time.sleep(1.0)
+        assert eventually(lambda: len(endpoint.received) == 2)
+        time.sleep(0.5)
         assert len(endpoint.received) == 2
         analyzer.close()
         assert sorted(call.result(timeout=5).error for call in calls) == ["", "", "closed", "closed"]

@@ -102,9 +102,9 @@ def test_the_deadline_counts_the_pauses_too():
     with faulty(status(503)) as server:
         started = time.monotonic()
         with pytest.raises(RetrieverError, match="http_503"):
-            client(server.url, max_attempts=100, backoff=0.1, deadline=0.5).search(["q"], 1)
-        assert time.monotonic() - started < 5
-        assert 2 <= len(server.requests) <= 5
+            client(server.url, max_attempts=100, backoff=0.1, deadline=2.0).search(["q"], 1)
+        assert time.monotonic() - started < 10
+        assert 2 <= len(server.requests) <= 12
 
 
 def test_the_server_is_given_the_time_it_asks_for():

@@ -246,7 +246,7 @@ def test_a_server_that_dies_costs_the_batch_no_time_and_says_what_to_do(started)
 
 
 def test_a_batch_after_an_outage_starts_afresh(started):
-    _, policy, _ = started(lambda body, number: "hang" if number == 0 else None, timeout=0.3)
+    _, policy, _ = started(lambda body, number: "hang" if number == 0 else None, timeout=1.0)
     with pytest.raises(ServiceError):
         policy.submit(request()).result(5)
     policy.begin(SamplingSettings(), 1)
@@ -309,7 +309,7 @@ def test_nothing_on_the_port_fails_within_the_time_out_with_address_and_remedy()
 def test_an_unhealthy_server_fails_within_the_time_out(health):
     with FakeVLLM() as fake:
         fake.health = health
-        server = VLLMServer(fake.url, timeout=0.6)
+        server = VLLMServer(fake.url, timeout=1.5)
         with pytest.raises(ServiceError, match=f"/health answered {health}"):
             server.check()
         server.close()
@@ -331,7 +331,7 @@ def test_a_server_that_comes_up_late_is_waited_for():
 
 def test_something_else_on_the_port_is_not_taken_for_vllm():
     with FakeVLLM(model=None) as fake:  # type: ignore[arg-type]
-        server = VLLMServer(fake.url, timeout=0.6)
+        server = VLLMServer(fake.url, timeout=1.5)
         with pytest.raises(ServiceError, match="does not describe a model as vLLM does"):
             server.check()
         server.close()
