@@ -39,7 +39,7 @@ from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.guidance import GuidanceStage
 from taspo_trl.policy import Generation, SamplingSettings
-from taspo_trl.projection import add_selected_projection
+from taspo_trl.projection import add_selected_projection, selected_forward
 from taspo_trl.rollout import RolloutSettings, play_episodes
 from taspo_trl.rows import pack_rows
 from taspo_trl.tasks import plan_groups
@@ -304,13 +304,7 @@ def bench_batches(repeats: int) -> dict[str, Any]:
         for batch in batches:
             tensors = collate([rows[k] for k in batch], pad_to_multiple_of=width)
             with torch.set_grad_enabled(train):
-                output = policy(
-                    input_ids=tensors["input_ids"],
-                    attention_mask=tensors["attention_mask"],
-                    use_cache=False,
-                    selected_positions=tensors["positions"],
-                    selected_targets=tensors["targets"],
-                )
+                output = selected_forward(policy, tensors)
             if train:
                 output.logps.sum().backward()
                 policy.zero_grad()

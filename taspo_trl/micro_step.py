@@ -13,6 +13,7 @@ from transformers import Trainer
 from .batches import LossRow
 from .loss import taspo_loss, token_sums
 from .metrics import update_metrics
+from .projection import selected_forward
 
 
 class UpdateMixin:
@@ -68,14 +69,7 @@ class UpdateMixin:
         """
         if return_outputs:
             raise ValueError("The TASPOTrainer does not support returning outputs")
-        output = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            use_cache=False,
-            selected_positions=inputs["positions"],
-            selected_targets=inputs["targets"],
-            selected_entropies=True,
-        )
+        output = selected_forward(model, inputs, want_entropies=True)
         terms = taspo_loss(
             output.logps,
             inputs.get("old_logps", output.logps.detach()),

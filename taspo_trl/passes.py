@@ -16,6 +16,7 @@ from trl.trainer.utils import use_adapter
 
 from .batches import LossRow, collate, logps_of, with_logps
 from .policy import frozen_mode
+from .projection import selected_forward
 from .scoring import PairedLogps, PairedRow, num_score_batches, score_pairs
 from .update import UpdatePlan
 
@@ -117,11 +118,4 @@ class PolicyPasses:
 
     def _logps(self, model: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with self.accelerator.autocast():
-            output = model(
-                input_ids=tensors["input_ids"],
-                attention_mask=tensors["attention_mask"],
-                use_cache=False,
-                selected_positions=tensors["positions"],
-                selected_targets=tensors["targets"],
-            )
-        return output.logps
+            return selected_forward(model, tensors).logps

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,30 @@ def add_selected_projection(
         return SelectedOutput(logps=logps, entropies=entropies, cache=cache)
 
     model.forward = types.MethodType(forward, model)
+
+
+def selected_forward(model: Any, tensors: Mapping[str, torch.Tensor], want_entropies: bool = False) -> Any:
+    """One forward over collated rows: what `model`, with [`add_selected_projection`], says of their loss tokens.
+
+    Args:
+        model (`Any`):
+            The model, in whatever wrappers it trains in.
+        tensors (`Mapping[str, torch.Tensor]`):
+            A micro-batch of [`~taspo_trl.batches.collate`].
+        want_entropies (`bool`, *optional*, defaults to `False`):
+            Whether the entropies are needed too.
+
+    Returns:
+        [`SelectedOutput`]: with `logps`, and `entropies` when wanted.
+    """
+    return model(
+        input_ids=tensors["input_ids"],
+        attention_mask=tensors["attention_mask"],
+        use_cache=False,
+        selected_positions=tensors["positions"],
+        selected_targets=tensors["targets"],
+        selected_entropies=want_entropies,
+    )
 
 
 def cache_keyword(model: Any) -> str:

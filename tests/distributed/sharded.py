@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from taspo_trl.batches import EMPTY_ROW, LossRow, collate
 from taspo_trl.loss import taspo_loss
-from taspo_trl.projection import add_selected_projection
+from taspo_trl.projection import add_selected_projection, selected_forward
 from taspo_trl.scoring import PairedRow, num_score_batches, score_pairs
 from tests import tiny
 
@@ -36,14 +36,7 @@ def pairs() -> list[PairedRow]:
 
 def loss_of(model, batch):
     tensors = collate(batch, dtype=torch.float64)
-    output = model(
-        input_ids=tensors["input_ids"],
-        attention_mask=tensors["attention_mask"],
-        use_cache=False,
-        selected_positions=tensors["positions"],
-        selected_targets=tensors["targets"],
-        selected_entropies=True,
-    )
+    output = selected_forward(model, tensors, want_entropies=True)
     return taspo_loss(
         output.logps,
         output.logps.detach(),
