@@ -18,7 +18,7 @@ from taspo_trl.errors import ConfigurationError
 from taspo_trl.evaluation import EvaluationResult
 from taspo_trl.records import read_records
 from tests import tiny
-from tests.policy.fake_vllm import free_port
+from tests.launching import free_port
 
 
 SMALL = '{"preset": "small", "size": 6}'

@@ -12,14 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.policy.fake_vllm import free_port
+from tests.launching import torchrun
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def torchrun(processes: int) -> list[str]:
-    return ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(free_port())]
 
 
 def launch(folder: Path, processes: int, timeout: float = 240, launcher: list[str] | None = None, **options):

@@ -215,13 +215,6 @@ def _cut(connection: socket.socket) -> None:
     connection.close()
 
 
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def wait_until(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
     """Whether it comes to hold in time."""
     deadline = time.monotonic() + seconds

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.policy.fake_vllm import FakeVLLM, free_port
+from tests.launching import torchrun
+from tests.policy.fake_vllm import FakeVLLM
 from tests.policy.training import wandering
 
 
@@ -20,9 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 def test_two_processes_generate_on_their_own_and_one_sends_the_weights(tmp_path):
     with FakeVLLM(wandering) as fake:
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
         done = subprocess.run(
-            [sys.executable, *launcher, "-m", "tests.policy.process_worker", fake.url, str(tmp_path)],
+            [sys.executable, *torchrun(2), "-m", "tests.policy.process_worker", fake.url, str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             capture_output=True,

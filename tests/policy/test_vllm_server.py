@@ -15,7 +15,8 @@ from taspo_trl.policy import GenerationRequest, SamplingSettings
 from taspo_trl.policy import vllm_server as module
 from taspo_trl.policy.vllm_server import VLLMServer, VLLMServerPolicy
 from taspo_trl.types import FinishReason
-from tests.policy.fake_vllm import EOS, FakeVLLM, choice_of, free_port, wait_until
+from tests.launching import free_port
+from tests.policy.fake_vllm import EOS, FakeVLLM, choice_of, wait_until
 
 
 @pytest.fixture(autouse=True)

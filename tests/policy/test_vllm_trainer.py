@@ -15,7 +15,8 @@ from taspo_trl.records import read_records
 from taspo_trl.trainer import TASPOTrainer
 from taspo_trl.types import StopReason
 from tests import tiny
-from tests.policy.fake_vllm import FakeVLLM, free_port, wait_until
+from tests.launching import free_port
+from tests.policy.fake_vllm import FakeVLLM, wait_until
 from tests.policy.recording import RecordingClient
 from tests.policy.test_vllm_server import open_sockets
 from tests.policy.training import LORA, CountingAnalyzer, by_seed, ids_of, server_trainer, wandering

@@ -13,7 +13,8 @@ from taspo_trl.errors import ConfigurationError, MissingDependencyError, Service
 from taspo_trl.policy import weight_transfer as module
 from taspo_trl.policy.vllm_server import VLLMServer
 from taspo_trl.policy.weight_transfer import meet, open_client, warn_about_logprobs
-from tests.policy.fake_vllm import FakeVLLM, free_port, wait_until
+from tests.launching import free_port
+from tests.policy.fake_vllm import FakeVLLM, wait_until
 from tests.policy.test_vllm_server import open_sockets
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+
+from tests.launching import free_port
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +64,7 @@ class Serving:
         self, model: Path, log: Path, dtype: str = "bfloat16", port: int | None = None, max_model_len: int = 2048
     ):
         self.model, self.log, self.dtype = model, log, dtype
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
             str(environment_folder() / "bin" / "vllm"),
@@ -111,9 +112,3 @@ class Serving:
             return urllib.request.urlopen(f"{self.url}/health", timeout=2).status == 200
         except OSError:
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
