@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 
 from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
+from .sources import did_you_mean
 
 
 _FACTS = {
@@ -49,8 +49,7 @@ def _list() -> int:
 
 def _download(options: argparse.Namespace) -> int:
     if options.name not in ENVIRONMENTS:
-        close = difflib.get_close_matches(options.name, ENVIRONMENTS, n=1)
-        hint = f" Did you mean `{close[0]}`?" if close else ""
+        hint = did_you_mean(options.name, ENVIRONMENTS)
         raise ConfigurationError(f"There is no environment {options.name!r}.{hint} `taspo env list` lists them.")
     if options.name != "alfworld":
         raise ConfigurationError(f"There is nothing to download for {options.name!r}: {_FACTS[options.name][1]}.")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from ..errors import ConfigurationError
 from .folders import check_model, checkpoint_to_resume
-from .sources import environment_data, environment_factory, imported, json_arguments
+from .sources import did_you_mean, environment_data, environment_factory, imported, json_arguments
 
 
 @dataclass
@@ -100,8 +99,7 @@ def _refuse_unknown(arguments: list[str], known: set[str]) -> None:
         names += [name for name in content if name != "env"]
     for name in names:
         if name not in known | {"config", "help"}:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(name, known)
             raise ConfigurationError(f"There is no option `{name}`.{hint} `taspo train --help` lists them all.")
 
 
