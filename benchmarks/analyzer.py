@@ -266,9 +266,9 @@ def household_group(index: int, size: int) -> Any:
 def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]:
     from taspo_trl.analyzer import LiteLLMAnalyzer
     from taspo_trl.analyzer.approximate import ApproximateTokenizer
-    from taspo_trl.analyzer.compose import Composer
-    from taspo_trl.analyzer.constructions import AlignedConstruction
-    from taspo_trl.guidance import GuidanceStage
+    from taspo_trl.guidance.block import Composer
+    from taspo_trl.guidance.constructions import AlignedConstruction
+    from taspo_trl.guidance.stage import GuidanceStage
 
     table = Table(title="One household group (means)")
     columns = ("successes", "calls", "prompt_tokens", "completion_tokens", "prompt_tokens_per_trajectory", "coverage")
@@ -309,10 +309,10 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
 def report_small_model(console: Console, num_groups: int = 2) -> dict[str, float]:
     from taspo_trl.analyzer import LiteLLMAnalyzer
     from taspo_trl.analyzer.approximate import ApproximateTokenizer
-    from taspo_trl.analyzer.compose import Composer
-    from taspo_trl.analyzer.constructions import AlignedConstruction
-    from taspo_trl.guidance import GuidanceStage
-    from taspo_trl.metrics import analyzer_metrics, guidance_metrics
+    from taspo_trl.guidance.block import Composer
+    from taspo_trl.guidance.constructions import AlignedConstruction
+    from taspo_trl.guidance.stage import GuidanceStage
+    from taspo_trl.reporting.metrics import analyzer_metrics, guidance_metrics
 
     calls: list = []
     with endpoint("small-model") as url:

@@ -33,16 +33,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
-from taspo_trl.batches import LossRow, collate
-from taspo_trl.contexts import ChatRenderer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.workers import EnvironmentPool
-from taspo_trl.guidance import GuidanceStage
-from taspo_trl.policy import Generation, SamplingSettings
-from taspo_trl.projection import add_selected_projection, selected_forward
-from taspo_trl.rollout import RolloutSettings, play_episodes
+from taspo_trl.generation import Generation, SamplingSettings
+from taspo_trl.guidance.stage import GuidanceStage
+from taspo_trl.loss.batches import LossRow, collate
+from taspo_trl.rollout.contexts import ChatRenderer
+from taspo_trl.rollout.loop import RolloutSettings, play_episodes
+from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.rows import pack_rows
-from taspo_trl.tasks import plan_groups
+from taspo_trl.scoring.projection import add_selected_projection, selected_forward
 from taspo_trl.types import FinishReason, Guidance
 
 
@@ -129,8 +129,8 @@ class Guided:
 
     def prepare(self, group):
         from taspo_trl.analyzer.base import AnalyzerRequest
-        from taspo_trl.analyzer.constructions import verified_successes
-        from taspo_trl.analyzer.traces import extraction_payload
+        from taspo_trl.analyzer.payloads import extraction_payload
+        from taspo_trl.guidance.constructions import verified_successes
         from taspo_trl.types import Extraction
 
         payload = extraction_payload(group.task_text, verified_successes(group))

@@ -38,12 +38,13 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, TrainerCallback
 
 from taspo_trl import TASPOConfig, TASPOTrainer
-from taspo_trl.doctor.memory import Precision, Setup, estimate_memory
-from taspo_trl.doctor.model_shape import published_config, shape_of
-from taspo_trl.guidance import GuidanceStage
-from taspo_trl.policy import GenerationRequest, SamplingSettings, frozen_mode
-from taspo_trl.projection import add_selected_projection
-from taspo_trl.scoring import PairedRow, score_pairs
+from taspo_trl.cli.doctor.memory import Precision, Setup, estimate_memory
+from taspo_trl.cli.doctor.model_shape import published_config, shape_of
+from taspo_trl.generation import GenerationRequest, SamplingSettings
+from taspo_trl.generation.frozen import frozen_mode
+from taspo_trl.guidance.stage import GuidanceStage
+from taspo_trl.scoring.paired import PairedRow, score_pairs
+from taspo_trl.scoring.projection import add_selected_projection
 
 
 console = Console()
@@ -276,7 +277,7 @@ def median_seconds(work: Callable[[], None], device: torch.device, calls: int) -
 
 def estimated_peak(scale: Scale, row: float, reply: float) -> float:
     """What `taspo doctor` says of such a step."""
-    from taspo_trl.doctor.model_shape import meta_model
+    from taspo_trl.cli.doctor.model_shape import meta_model
 
     fitting = TASPOConfig.generation_tokens // row
     setup = Setup(

@@ -30,14 +30,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from taspo_trl.contexts import ChatRenderer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.base import PromptTemplate
 from taspo_trl.environments.workers import EnvironmentPool
-from taspo_trl.policy import Generation, GenerationRequest, SamplingSettings
-from taspo_trl.policy.vllm_server import VLLMServer, VLLMServerPolicy
-from taspo_trl.rollout import RolloutSettings, play_episodes
-from taspo_trl.tasks import plan_groups
+from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings
+from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerPolicy
+from taspo_trl.rollout.contexts import ChatRenderer
+from taspo_trl.rollout.loop import RolloutSettings, play_episodes
+from taspo_trl.rollout.tasks import plan_groups
 
 
 ROOT = Path(__file__).resolve().parents[1]

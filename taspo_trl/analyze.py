@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .advantages import group_advantages
 from .analyzer.approximate import ApproximateTokenizer
 from .analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
-from .analyzer.compose import Composer
-from .analyzer.constructions import AlignedConstruction
 from .analyzer.extractive import ExtractiveAnalyzer
 from .analyzer.prompts import PROMPTS, Prompts
-from .credit import assign_credit
+from .credit.taspo import assign_credit
 from .errors import ConfigurationError, RecordError
-from .guidance import GuidanceStage
-from .metrics import analyzer_metrics, credit_metrics, guidance_metrics
+from .guidance.block import Composer
+from .guidance.constructions import AlignedConstruction
+from .guidance.stage import GuidanceStage
 from .records import TrajectoryRecord, read_records, write_records
+from .reporting.metrics import analyzer_metrics, credit_metrics, guidance_metrics
+from .rollout.advantages import group_advantages
 from .types import Credit, Extraction, Guidance, Trajectory, TrajectoryGroup
 
 
@@ -247,7 +247,7 @@ def _weighed(
     records: list[TrajectoryRecord], scorer: tuple[Any, int], credit: CreditSettings, max_tokens: int
 ) -> list[TrajectoryRecord]:
     """The records with shifts and weights."""
-    from .rescoring import score_saved
+    from .scoring.saved import score_saved
 
     model, pad_token_id = scorer
     trajectories = [record.trajectory for record in records]
@@ -324,7 +324,7 @@ def _made(analyzer: Analyzer | str | None) -> Analyzer:
         return ExtractiveAnalyzer()
     if not isinstance(analyzer, str):
         return analyzer
-    from .analyzer.litellm_analyzer import LiteLLMAnalyzer
+    from .analyzer.llm.analyzer import LiteLLMAnalyzer
 
     return LiteLLMAnalyzer(analyzer)
 

@@ -7,15 +7,16 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from .analyzer.constructions import CONSTRUCTIONS
 from .errors import ConfigurationError
-from .options import check_options
-from .policy.checks import check_vllm_options
-from .policy.transformers import check_generation_kwargs
-from .precision import has_bf16_gpu
-from .ranges import check_choices, check_ranges
+from .generation.checks import check_vllm_options
+from .generation.transformers import check_generation_kwargs
+from .guidance.constructions import CONSTRUCTIONS
+from .options.inherited import check_options
+from .options.ranges import check_choices, check_ranges
 
 
 @dataclass
@@ -24,9 +25,9 @@ class TASPOConfig(GRPOConfig):
     Configuration class for the [`TASPOTrainer`].
 
     This class includes only the parameters that are specific to TASPO. For the others, see [`~trl.GRPOConfig`] and
-    [`~transformers.TrainingArguments`]; `taspo_trl.options` says which of them are honoured, have no effect, or are
-    refused. `max_completion_length` is the number of tokens of one reply, `generation_batch_size` the number of
-    episodes in a rollout batch (tasks x `num_generations`).
+    [`~transformers.TrainingArguments`]; `taspo_trl.options.inherited` says which of them are honoured, have
+    no effect, or are refused. `max_completion_length` is the number of tokens of one reply, `generation_batch_size`
+    the number of episodes in a rollout batch (tasks x `num_generations`).
 
     Parameters:
         > Parameters that control the episodes
@@ -476,3 +477,15 @@ class TASPOConfig(GRPOConfig):
             for one in fields(self)
             if one.name in TASPOConfig.__annotations__ and "choices" in one.metadata
         }
+
+
+def has_bf16_gpu() -> bool:
+    """Whether an accelerator multiplies bfloat16 in hardware: older GPUs (a T4) emulate it, slower than float32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return is_torch_bf16_gpu_available()
+
+
+def has_bf16_cpu() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; elsewhere float32 is faster."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

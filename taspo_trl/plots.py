@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .evaluation import EvaluationResult
+from .evaluation.results import EvaluationResult
 from .records import TrajectoryRecord
 
 

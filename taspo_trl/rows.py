@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from .types import Trajectory
 
 
+MIN_SPLICE_INDEX = 2
+"""One token for the common prefix and one that both branches compute themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowTurn:
     """Where a turn's reply stands in its row."""
@@ -134,3 +138,8 @@ def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             batches.append([row])
             width = lengths[row]
     return batches
+
+
+def insert_block(prompt_ids: Sequence[int], splice_index: int, block_ids: Sequence[int]) -> tuple[int, ...]:
+    """The privileged context: `prompt_ids` with the guidance block spliced in; removing it gives the original back."""
+    return (*prompt_ids[:splice_index], *block_ids, *prompt_ids[splice_index:])

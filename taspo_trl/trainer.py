@@ -22,33 +22,38 @@ from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler
 
-from .alerts import Alerts
 from .analyzer.base import Analyzer
-from .analyzer.build import configured_analyzer
-from .assembly import experience_settings, make_guidance, reward_settings, rollout_settings
-from .card_facts import environment_name
-from .checkpoint import Buffer
-from .checks import check_arguments, check_environments, check_model, check_parallelism
-from .collection import Collector
 from .config import TASPOConfig
-from .contexts import ChatRenderer
-from .earlier_run import set_aside
 from .environments.workers import EnvironmentPool, Factory
-from .experience import ExperienceMaker, UpdateLayout
-from .generating import GenerationMixin
-from .held_out import EvaluationMixin
-from .micro_step import UpdateMixin
-from .passes import PolicyPasses
-from .policy import SamplingSettings
-from .policy.checks import check_unquantized
-from .precision import keep_trained_weights_in_float32
-from .projection import add_selected_projection
-from .publishing import PublishingMixin
-from .resuming import ResumingMixin
-from .rewards import RewardFunction
-from .sampler import EpochSampler
-from .step_logs import log_experience
-from .traces import log_traces
+from .generation import SamplingSettings
+from .generation.checks import check_unquantized
+from .reporting.alerts import Alerts
+from .reporting.card_facts import environment_name
+from .reporting.trackio import log_traces
+from .rollout.contexts import ChatRenderer
+from .rollout.groups import Collector
+from .rollout.rewards import RewardFunction
+from .scoring.projection import add_selected_projection
+from .training.assembly import (
+    configured_analyzer,
+    experience_settings,
+    keep_trained_weights_in_float32,
+    make_guidance,
+    reward_settings,
+    rollout_settings,
+)
+from .training.checkpoint import Buffer
+from .training.checks import check_arguments, check_environments, check_model, check_parallelism
+from .training.earlier_run import set_aside
+from .training.generating import GenerationMixin
+from .training.held_out import EvaluationMixin
+from .training.micro_step import UpdateMixin
+from .training.passes import PolicyPasses
+from .training.publishing import PublishingMixin
+from .training.resuming import ResumingMixin
+from .training.rollout_batch import ExperienceMaker, UpdateLayout
+from .training.sampler import EpochSampler
+from .training.trl_logs import log_experience
 
 
 def _no_reward(**kwargs: Any) -> list[None]:

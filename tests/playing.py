@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from taspo_trl.contexts import ChatRenderer
 from taspo_trl.environments.workers import EnvironmentPool
-from taspo_trl.policy import Generation, GenerationRequest, SamplingSettings
-from taspo_trl.rollout import RolloutSettings, play_episodes
-from taspo_trl.tasks import EpisodeSpec, plan_groups
+from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings
+from taspo_trl.rollout.contexts import ChatRenderer
+from taspo_trl.rollout.loop import RolloutSettings, play_episodes
+from taspo_trl.rollout.tasks import EpisodeSpec, plan_groups
 from taspo_trl.types import FinishReason, Trajectory
 
 from .scripted import Ledger, ScriptedEnvironment, factory

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taspo_trl.actions import ACTION_TAGS, count_blocks, find_action
+from taspo_trl.tokens import ACTION_TAGS, count_blocks, find_action
 
 
 @pytest.mark.parametrize(

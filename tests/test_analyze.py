@@ -13,10 +13,10 @@ from rich.console import Console
 from taspo_trl.analyze import CreditSettings, analyze
 from taspo_trl.analyzer.approximate import ApproximateTokenizer
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
-from taspo_trl.analyzer.compose import Composer
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.analyzer.prompts import ALIGNMENT, Prompts, load_prompts
 from taspo_trl.errors import ConfigurationError, RecordError
+from taspo_trl.guidance.block import Composer
 from taspo_trl.records import TrajectoryRecord, read_records, write_records
 
 from . import tiny

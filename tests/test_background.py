@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from taspo_trl.background import DaemonPool
-from taspo_trl.guidance import LATE, GuidanceStage
+from taspo_trl.guidance.stage import LATE, GuidanceStage
 from taspo_trl.types import Extraction, Guidance, Trajectory, TrajectoryGroup
 
 from .playing import eventually, no_new_threads

@@ -23,8 +23,8 @@ from taspo_trl.cli import train as train_command
 from taspo_trl.records import read_records
 from tests import tiny
 from tests.documents import DOCS, ROOT, anchors, blocks, has_recording_bash, links, pages, shell_commands, split
-from tests.test_trainer import history
 from tests.tokenizers import byte_bpe
+from tests.trainer.test_trainer import history
 
 
 PYTHON = blocks("python")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taspo_trl import precision
+from taspo_trl import config as precision
 
 
 @pytest.mark.parametrize("in_hardware", [True, False])

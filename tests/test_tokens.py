@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taspo_trl.actions import find_action
-from taspo_trl.tokens import action_token_mask, token_spans
+from taspo_trl.tokens import action_token_mask, find_action, token_spans
 from tests import tokenizers
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taspo_trl.errors import RecordError
-from taspo_trl.evaluation import EvaluationResult
+from taspo_trl.evaluation.results import EvaluationResult
 from taspo_trl.records import TrajectoryRecord, read_records, to_json, write_records
 from taspo_trl.types import Credit, Guidance, StopReason, TurnScore
 from taspo_trl.viewer import trajectory_html, write_viewer
@@ -266,7 +266,7 @@ def test_log_that_goes_furthest_is_taken(tmp_path):
 
 
 def test_curves_of_a_run_without_log_are_those_of_training(tmp_path):
-    from taspo_trl.metrics import credit_metrics, guidance_metrics, rollout_metrics
+    from taspo_trl.reporting.metrics import credit_metrics, guidance_metrics, rollout_metrics
 
     records = [*small_group(0), *small_group(0)]
     trajectories = [record.trajectory for record in records]

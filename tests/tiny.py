@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl.environments import HouseholdEnvironment
-from taspo_trl.policy import Generation, GenerationRequest, SamplingSettings
+from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings
 from taspo_trl.quickstart.tokenizer import make_tokenizer
 from taspo_trl.types import FinishReason
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .base import Analyzer, AnalyzerReply, AnalyzerRequest
     from .extractive import ExtractiveAnalyzer
-    from .litellm_analyzer import LiteLLMAnalyzer
+    from .llm.analyzer import LiteLLMAnalyzer
 
 __all__ = ["Analyzer", "AnalyzerReply", "AnalyzerRequest", "ExtractiveAnalyzer", "LiteLLMAnalyzer"]
 
@@ -20,7 +20,7 @@ _HOMES = {
     "AnalyzerReply": "base",
     "AnalyzerRequest": "base",
     "ExtractiveAnalyzer": "extractive",
-    "LiteLLMAnalyzer": "litellm_analyzer",
+    "LiteLLMAnalyzer": "llm.analyzer",
 }
 
 

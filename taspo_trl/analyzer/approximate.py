@@ -13,7 +13,7 @@ _CHARS = 4
 
 
 class ApproximateTokenizer:
-    """What [`~taspo_trl.analyzer.compose.Composer`] needs of a tokenizer."""
+    """What [`~taspo_trl.guidance.block.Composer`] needs of a tokenizer."""
 
     all_special_tokens: tuple[str, ...] = ()
     all_special_ids: tuple[int, ...] = ()

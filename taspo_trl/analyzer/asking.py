@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..types import Rejection
+from .answers import read_answer
 from .base import Analyzer, AnalyzerReply, AnalyzerRequest, FailedAnswer
-from .parsing import read_answer
 
 
 _ITEM_CHARS = 600  # of an unreadable answer that are kept for the record

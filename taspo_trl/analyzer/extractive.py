@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import AnalyzerReply, AnalyzerRequest
+from .payloads import GAP
 from .quotes import LONG_ACTION, MIN_QUOTE
-from .traces import GAP
 
 
 _MAX_QUOTE = 160

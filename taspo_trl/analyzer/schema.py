@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ..text import as_unicode
+from ..tokens import as_unicode
 
 
 MAX_STATEMENT = 800

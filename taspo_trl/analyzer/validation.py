@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..text import as_unicode
+from ..tokens import as_unicode
 from ..types import Evidence, Rejection, Source, Statement, Support, Trajectory
 from .quotes import action_fault, collapse, observation_fault
 from .schema import EvidenceItem, SourceItem, StatementItem, SupportItem, TargetItem, schema_fault

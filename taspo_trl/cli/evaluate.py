@@ -70,11 +70,11 @@ def main(arguments: list[str]) -> int:
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..contexts import ChatRenderer
     from ..environments.workers import EnvironmentPool
-    from ..evaluation import evaluate_tasks
-    from ..policy import SamplingSettings
-    from ..rollout import RolloutSettings
+    from ..evaluation.results import evaluate_tasks
+    from ..generation import SamplingSettings
+    from ..rollout.contexts import ChatRenderer
+    from ..rollout.loop import RolloutSettings
 
     arguments = json_arguments(options.environment_kwargs, "--environment-kwargs")
     data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
@@ -187,7 +187,7 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
 
 
 def _compare(first: str, second: str, as_markdown: bool) -> int:
-    from ..evaluation import EvaluationResult, compare
+    from ..evaluation.results import EvaluationResult, compare
 
     one, other = EvaluationResult.load(first), EvaluationResult.load(second)
     families = sorted(set(one.families()) & set(other.families()))

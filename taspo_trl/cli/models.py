@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..policy import Policy
+from ..generation import Policy
 
 
 def _nothing() -> None:
@@ -31,7 +31,7 @@ def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> Na
     """A model id, a model folder or a LoRA adapter folder, on `device` (by default a GPU if there is one)."""
     import torch
 
-    from ..policy import TransformersPolicy
+    from ..generation import TransformersPolicy
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = _loaded(name, "AutoTokenizer", padding_side="left")
@@ -59,7 +59,7 @@ def served_policy(url: str, name: str | None = None, timeout: float = 240.0) -> 
     Raises:
         ServiceError: the server does not answer within `timeout` seconds.
     """
-    from ..policy.vllm_server import VLLMServer, VLLMServerPolicy
+    from ..generation.vllm_server import VLLMServer, VLLMServerPolicy
 
     server = VLLMServer(url, timeout)
     try:

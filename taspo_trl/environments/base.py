@@ -28,9 +28,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
-from ..actions import ActionBlock
 from ..errors import EnvironmentContractError
-from ..text import is_unicode
+from ..tokens import ActionBlock, is_unicode
 
 
 @dataclass(frozen=True, slots=True)

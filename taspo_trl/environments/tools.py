@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..actions import ActionBlock
 from ..errors import EnvironmentContractError, ServiceError
+from ..tokens import ActionBlock
 from .base import ResetResult, StepResult, TextEnvironment
 from .tool_calls import ToolCall, parse_tool_call, typed_arguments
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..analyzer.compose import Composer
-from ..contexts import ChatRenderer, EpisodeView, PastTurn, WindowContext, insert_block
 from ..environments.household import HouseholdEnvironment, SearchingOracle, solve
+from ..guidance.block import Composer
+from ..rollout.contexts import ChatRenderer, EpisodeView, PastTurn, WindowContext
+from ..rows import insert_block
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def warm_started(
     """`model` after imitating the demonstrations."""
     import torch
 
-    from ..precision import has_bf16_cpu
+    from ..config import has_bf16_cpu
 
     data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
     rng = random.Random(settings.seed)

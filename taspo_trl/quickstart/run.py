@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..earlier_run import set_aside
-from ..evaluation import EvaluationResult, compare
+from ..evaluation.results import EvaluationResult, compare
+from ..training.earlier_run import set_aside
 from .policy import WarmStart, tiny_policy, warm_started_lora
 
 
@@ -145,8 +145,8 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
     from transformers import PrinterCallback, ProgressCallback
 
     from .. import TASPOConfig, TASPOTrainer
+    from ..config import has_bf16_cpu, has_bf16_gpu
     from ..environments import HouseholdEnvironment
-    from ..precision import has_bf16_cpu, has_bf16_gpu
     from .progress import StepBar
 
     is_tiny = settings.model == "tiny"

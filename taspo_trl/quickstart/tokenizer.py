@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..analyzer.compose import CLOSING, OPENING
+from ..guidance.block import CLOSING, OPENING
 
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"

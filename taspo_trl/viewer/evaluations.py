@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..evaluation import EvaluationResult, Rate, compare
+from ..evaluation.results import EvaluationResult, Rate, compare
 from .lenient import number, whole
 
 

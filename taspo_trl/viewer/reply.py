@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..actions import ActionBlock, find_action
 from ..analyzer.quotes import collapse
+from ..tokens import ActionBlock, find_action
 
 
 _OPENING = re.compile(r"<([a-z_][\w.-]*)>", re.ASCII | re.IGNORECASE)

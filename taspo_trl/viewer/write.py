@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import RECORD_VERSION, TrajectoryRecord, to_json
-from ..text import as_unicode
+from ..tokens import as_unicode
 from ..version import __version__
 from .evaluations import load_evaluations
 from .groups import TokenText, group_data

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import taspo_trl.analyzer.extractive as extractive
 from taspo_trl.analyzer.base import AnalyzerRequest
-from taspo_trl.analyzer.compose import Composer
-from taspo_trl.analyzer.constructions import AlignedConstruction, verified_successes
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
+from taspo_trl.analyzer.payloads import alignment_payload, extraction_payload
 from taspo_trl.analyzer.quotes import collapse
-from taspo_trl.analyzer.traces import alignment_payload, extraction_payload
 from taspo_trl.analyzer.validation import supported_by_others, validate_alignment, validate_evidence
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.environments.household import solve
+from taspo_trl.guidance.block import Composer
+from taspo_trl.guidance.constructions import AlignedConstruction, verified_successes
 from taspo_trl.types import Trajectory, TrajectoryGroup, Turn
 
 from ..tokenizers import byte_bpe

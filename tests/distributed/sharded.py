@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from taspo_trl.batches import EMPTY_ROW, LossRow, collate
-from taspo_trl.loss import taspo_loss
-from taspo_trl.projection import add_selected_projection, selected_forward
-from taspo_trl.scoring import PairedRow, num_score_batches, score_pairs
+from taspo_trl.loss.batches import EMPTY_ROW, LossRow, collate
+from taspo_trl.loss.objective import taspo_loss
+from taspo_trl.scoring.paired import PairedRow, num_score_batches, score_pairs
+from taspo_trl.scoring.projection import add_selected_projection, selected_forward
 from tests import tiny
 
 

@@ -15,7 +15,7 @@ import torch
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from tests import tiny
-from tests.test_trainer_gradients import Ragged, ragged_reply, ragged_rows
+from tests.trainer.test_gradients import Ragged, ragged_reply, ragged_rows
 
 
 def uneven_reply(uid: str, turn: int) -> str:

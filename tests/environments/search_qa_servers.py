@@ -6,9 +6,7 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from taspo_trl.environments.search_qa.retrievers import (
-    HTTPRetriever,
-)
+from taspo_trl.environments.search_qa.retrievers import HTTPRetriever
 
 
 FORMATS = ["batch", "single"]

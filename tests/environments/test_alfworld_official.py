@@ -21,13 +21,7 @@ from taspo_trl.environments import ALFWorldEnvironment
 from taspo_trl.environments.alfworld.games import find_game_file, find_games, read_game
 from taspo_trl.environments.remote import RemoteEnvironment
 
-from .alfworld_helpers import (  # noqa: F401 (fixtures)
-    needs_stock_engine,
-    official_games,
-    our_transcript,
-    own_cache,
-    stock_transcript,
-)
+from .alfworld_helpers import needs_stock_engine, our_transcript, stock_transcript
 
 
 NUM_WORKERS = 3
@@ -40,7 +34,7 @@ COMPOSITION = {
 
 
 @pytest.mark.parametrize("split", COMPOSITION)
-def test_the_splits_are_complete(official_games: Path, split: str, caplog):  # noqa: F811
+def test_the_splits_are_complete(official_games: Path, split: str, caplog):
     dataset = ALFWorldEnvironment.dataset(split, data=official_games)
     assert Counter(dataset["family"]) == COMPOSITION[split]
     assert len(set(dataset["task_id"])) == len(dataset)
@@ -65,7 +59,7 @@ def play(data: Path, rows: list[dict]) -> dict[str, list[bool]]:
 
 
 @pytest.mark.slow
-def test_the_validation_games_are_won_by_their_walkthroughs_in_parallel_workers(official_games: Path):  # noqa: F811
+def test_the_validation_games_are_won_by_their_walkthroughs_in_parallel_workers(official_games: Path):
     splits = [list(ALFWorldEnvironment.dataset(split, data=official_games)) for split in COMPOSITION]
     rows = [row for split in splits for row in split][GAMES_PLAYED]
     with ThreadPoolExecutor() as pool:
@@ -78,7 +72,7 @@ def test_the_validation_games_are_won_by_their_walkthroughs_in_parallel_workers(
 @needs_stock_engine
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "valid_seen", "valid_unseen"])
-def test_transcripts_are_those_of_the_stock_engine(official_games: Path, split: str):  # noqa: F811
+def test_transcripts_are_those_of_the_stock_engine(official_games: Path, split: str):
     games = find_games(split, official_games)
     for game in games[:: len(games) // 8][:8]:
         path = find_game_file(game.game_file, official_games)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from taspo_trl.actions import find_action
 from taspo_trl.environments.answers import admissible_actions, finite_number, verdict
 from taspo_trl.environments.base import (
     DEFAULT_PROMPT,
@@ -22,6 +21,7 @@ from taspo_trl.environments.base import (
     traits_of,
 )
 from taspo_trl.errors import EnvironmentContractError
+from taspo_trl.tokens import find_action
 
 from ..scripted import Bare
 
@@ -179,7 +179,7 @@ def test_numpy_s_true_is_no_verdict():
 
 def test_the_contract_and_its_workers_import_no_heavy_package():
     program = (
-        "import sys, taspo_trl.environments, taspo_trl.environments.workers, taspo_trl.rollout\n"
+        "import sys, taspo_trl.environments, taspo_trl.environments.workers, taspo_trl.rollout.loop\n"
         "print([m for m in ('torch', 'transformers', 'trl', 'litellm', 'datasets', 'numpy') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taspo_trl.actions import find_action
 from taspo_trl.environments import SearchQAEnvironment
 from taspo_trl.environments.base import check_environment
-from taspo_trl.environments.search_qa.passages import (
-    Passage,
-)
+from taspo_trl.environments.search_qa.passages import Passage
 from taspo_trl.environments.search_qa.prompts import EMPTY_SEARCH_HINT, NO_ACTION_HINT, build_prompt
 from taspo_trl.environments.search_qa.replies import TAGS, Request, find_fault, format_action, parse_action
 from taspo_trl.environments.search_qa.retrievers import RetrieverError
 from taspo_trl.environments.search_qa.sources import EMBEDDED_SETS, QUESTION_SETS
 from taspo_trl.errors import ConfigurationError, EnvironmentContractError, ServiceError
+from taspo_trl.tokens import find_action
 
 
 MADISON = Passage("1", "James Madison", "James Madison was the fourth president.")

@@ -7,11 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from taspo_trl.environments.search_qa.passages import Passage
-from taspo_trl.environments.search_qa.retrievers import (
-    BatchingRetriever,
-    BM25Retriever,
-    RetrieverError,
-)
+from taspo_trl.environments.search_qa.retrievers import BatchingRetriever, BM25Retriever, RetrieverError
 from taspo_trl.errors import ServiceError
 from tests.environments.search_qa_helpers import PASSAGES, ids
 

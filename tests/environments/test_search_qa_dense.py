@@ -4,10 +4,7 @@ import pickle
 
 import pytest
 
-from taspo_trl.environments.search_qa.retrievers import (
-    DenseRetriever,
-    SentenceTransformerEncoder,
-)
+from taspo_trl.environments.search_qa.retrievers import DenseRetriever, SentenceTransformerEncoder
 from taspo_trl.environments.search_qa.retrievers.store import write_corpus
 from taspo_trl.errors import ConfigurationError
 from tests.environments.search_qa_helpers import PASSAGES, BagOfWords, ids

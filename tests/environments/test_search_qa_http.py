@@ -9,11 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from taspo_trl.environments import SearchQAEnvironment
-from taspo_trl.environments.search_qa.retrievers import (
-    BatchingRetriever,
-    HTTPRetriever,
-    RetrieverError,
-)
+from taspo_trl.environments.search_qa.retrievers import BatchingRetriever, HTTPRetriever, RetrieverError
 from taspo_trl.environments.search_qa.retrievers.loop import background_loop
 from taspo_trl.errors import ConfigurationError, ServiceError
 from tests.environments.search_qa_servers import (

@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taspo_trl.actions import find_action
-from taspo_trl.environments.search_qa.passages import (
-    Passage,
-    neutralize,
-    parse_contents,
-    render_passages,
-    shorten,
-)
+from taspo_trl.environments.search_qa.passages import Passage, neutralize, parse_contents, render_passages, shorten
 from taspo_trl.environments.search_qa.replies import TAGS
+from taspo_trl.tokens import find_action
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,7 @@ from taspo_trl.environments.search_qa.retrievers import (
 )
 from taspo_trl.environments.search_qa.retrievers import open as opening
 from taspo_trl.errors import ConfigurationError
-from tests.environments.search_qa_servers import (
-    FORMATS,
-    client,
-    faulty,
-    ids,
-    ok,
-)
+from tests.environments.search_qa_servers import FORMATS, client, faulty, ids, ok
 
 
 pytest.importorskip("aiohttp")

@@ -13,14 +13,7 @@ from taspo_trl.environments.search_qa.retrievers.wire import (
     encode_request,
     encode_result,
 )
-from tests.environments.search_qa_servers import (
-    FORMATS,
-    body,
-    client,
-    faulty,
-    ids,
-    ok,
-)
+from tests.environments.search_qa_servers import FORMATS, body, client, faulty, ids, ok
 
 
 pytest.importorskip("aiohttp")

@@ -7,17 +7,16 @@ from importlib import resources
 
 import pytest
 
-from taspo_trl.actions import ActionBlock, find_actions
-from taspo_trl.contexts import ChatRenderer
 from taspo_trl.environments.tool_calls import ToolCall, parse_tool_call, typed_arguments
 from taspo_trl.environments.tools import ToolEnvironment, is_tool_environment
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError, EnvironmentContractError, ServiceError
-from taspo_trl.rewards import conversation_of
-from taspo_trl.rollout import RolloutSettings, play_episodes
+from taspo_trl.rollout.contexts import ChatRenderer
+from taspo_trl.rollout.loop import RolloutSettings, play_episodes
+from taspo_trl.rollout.rewards import conversation_of
+from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.rows import build_rows
-from taspo_trl.tasks import plan_groups
-from taspo_trl.tokens import action_token_mask
+from taspo_trl.tokens import ActionBlock, action_token_mask, find_actions
 from taspo_trl.types import StopReason
 from tests.environments.tool_worlds import AsyncCounter, Counter, Rewardless, Undocumented, VerifiedCounter
 from tests.playing import ScriptedPolicy

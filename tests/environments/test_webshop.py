@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from taspo_trl.actions import find_action
 from taspo_trl.environments import WebShopEnvironment
 from taspo_trl.environments.webshop.session import parse_action
 from taspo_trl.errors import ConfigurationError
+from taspo_trl.tokens import find_action
 
 
 for package in ("regex", "nltk", "thefuzz", "datasets"):

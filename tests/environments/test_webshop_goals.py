@@ -19,12 +19,7 @@ pytest.importorskip("nltk")
 from taspo_trl.environments.webshop.catalogue import MemoryCatalogue
 from taspo_trl.environments.webshop.goals import NO_LIMIT, GoalBook
 from taspo_trl.environments.webshop.shop import open_shop
-from taspo_trl.environments.webshop.splits import (
-    build_manifest,
-    check_manifest,
-    split_goals,
-    stored_manifest,
-)
+from taspo_trl.environments.webshop.splits import build_manifest, check_manifest, split_goals, stored_manifest
 
 
 def product(asin, prices=(5.0,), options=None):

@@ -13,12 +13,7 @@ from taspo_trl.environments.webshop import nouns
 from taspo_trl.environments.webshop.goals import NO_LIMIT, Goal
 from taspo_trl.environments.webshop.nouns import Tagger, load_tagger
 from taspo_trl.environments.webshop.products import Product
-from taspo_trl.environments.webshop.reward import (
-    count_option_matches,
-    match_type,
-    plain_color,
-    score_purchase,
-)
+from taspo_trl.environments.webshop.reward import count_option_matches, match_type, plain_color, score_purchase
 from taspo_trl.errors import ConfigurationError, MissingDependencyError
 
 

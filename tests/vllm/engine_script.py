@@ -13,9 +13,9 @@ def main(model: str) -> None:
     from vllm import LLM
 
     from taspo_trl.errors import ServiceError
-    from taspo_trl.policy import GenerationRequest, SamplingSettings
-    from taspo_trl.policy.vllm_colocate import VLLMColocatePolicy
-    from taspo_trl.policy.vllm_llm import parameter_maker
+    from taspo_trl.generation import GenerationRequest, SamplingSettings
+    from taspo_trl.generation.vllm_colocate import VLLMColocatePolicy
+    from taspo_trl.generation.vllm_llm import parameter_maker
 
     llm = LLM(
         model=model,

@@ -15,11 +15,11 @@ import torch
 from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.errors import ConfigurationError, ServiceError
-from taspo_trl.policy import GenerationRequest, SamplingSettings, weight_transfer
-from taspo_trl.policy.vllm_server import VLLMServer, VLLMServerPolicy
+from taspo_trl.generation import GenerationRequest, SamplingSettings, weight_transfer
+from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerPolicy
 from taspo_trl.records import read_records
 from taspo_trl.types import FinishReason
-from tests.policy.recording import RecordingClient
+from tests.generation.recording import RecordingClient
 from tests.vllm.serving import Serving
 
 

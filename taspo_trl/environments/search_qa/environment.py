@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...actions import ActionBlock
 from ...errors import ConfigurationError, EnvironmentContractError
+from ...tokens import ActionBlock
 from ..base import ResetResult, StepResult, TextEnvironment
 from .passages import render_passages
-from .prompts import (
-    EMPTY_SEARCH_HINT,
-    FIRST_OBSERVATION,
-    GENERIC_SKILLS,
-    NO_ACTION_HINT,
-    ReplyFormat,
-    build_prompt,
-)
+from .prompts import EMPTY_SEARCH_HINT, FIRST_OBSERVATION, GENERIC_SKILLS, NO_ACTION_HINT, ReplyFormat, build_prompt
 from .questions import load_questions
 from .replies import TAGS, find_fault, format_action, parse_action
 from .retrievers.base import Retriever, check_topk

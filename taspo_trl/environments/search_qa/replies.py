@@ -1,6 +1,6 @@
 """What a Search-QA reply asks for, and what is wrong with its form.
 
-Pure. Which block is executed is decided by [`~taspo_trl.actions.find_action`] alone; this module only names the block
+Pure. Which block is executed is decided by [`~taspo_trl.tokens.find_action`] alone; this module only names the block
 for `step` and judges what stands around it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ...actions import ActionBlock, find_action
+from ...tokens import ActionBlock, find_action
 
 
 TAGS = ("search", "answer")

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...actions import ActionBlock
 from ...errors import ConfigurationError
+from ...tokens import ActionBlock
 from ..base import ResetResult, StepResult, TextEnvironment
 from . import prompts
 from .goals import GOAL_SEED, PRICE_SEED, GoalKind

@@ -1,0 +1,1 @@
+"""An analyzer behind LiteLLM: one question paced, repeated, cached, paid for."""

@@ -1,0 +1,285 @@
+"""How many tokens, forwards and analyzer calls a rollout batch takes. Pure arithmetic on means.
+
+The counts are sums over episodes, turns and rows, so they are exact when every mean is the batch's own, and as good as
+the assumptions before a run. Symbols:
+
+    E  episodes of the rollout batch            p  tokens of a prompt, mean over turns
+    G  episodes of a group                      p1 tokens of an episode's first prompt
+    T  turns of an episode                      r  tokens of a reply, the end token included
+    u  prompt tokens behind the place where     b  tokens of a guidance block
+       guidance is spliced in                   n  tokens of a row
+
+*Rows* (rows.py). Window contexts: each turn is a row, n = p + r. Conversation contexts: an episode is one row; its
+last prompt holds everything before, and with prompts that grow evenly from p1 it has 2p - p1 tokens, so
+n = 2p - p1 + r.
+
+*Generation* samples E T r tokens and reads E T p prompt tokens (transformers reads each prompt anew; vLLM's prefix
+cache reads less).
+
+*Update*: one forward and backward over the rows of the trajectories that can move the policy: those with A_i != 0, or
+all when a KL term or an entropy bonus acts on every row; as often as `num_iterations` says.
+
+*Log-probabilities*: one forward over the same rows for pi_old, when the policy changes while the batch is used or when
+vLLM's are corrected; one more for the reference, when beta is not 0.
+
+*Scoring* (scoring.py), for the rows of guided trajectories only. The positions before the splice point, all but one of
+them, are computed once: s - 1 with s = p - u (p1 - u in conversations). Then both branches go on from there, the plain
+one over n - s + 1 positions, the guided one over b more. Together 2n - (s - 1) + b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is assumed of an average episode.
+
+    Args:
+        turns (`float`), prompt_tokens (`float`), reply_tokens (`float`):
+            T, p, r.
+        first_prompt_tokens (`float`, *optional*):
+            p1; matters in conversations. If `None`, p.
+        suffix_tokens (`float`, *optional*, defaults to `5.0`):
+            u: the template's end of the user message and opening of the reply.
+        mixed_groups (`float`, *optional*, defaults to `1.0`):
+            Share of groups with different rewards: only they have A_i != 0.
+        coverage (`float`, *optional*, defaults to `1.0`):
+            Share of the trajectories with A_i != 0 that get guidance.
+        guidance_tokens (`float`, *optional*, defaults to `256.0`):
+            b.
+        analyzer_prompt_tokens (`float`, *optional*), analyzer_reply_tokens (`float`, *optional*):
+            Tokens of one analyzer call. None = not known.
+    """
+
+    turns: float
+    prompt_tokens: float
+    reply_tokens: float
+    first_prompt_tokens: float | None = None
+    suffix_tokens: float = 5.0
+    mixed_groups: float = 1.0
+    coverage: float = 1.0
+    guidance_tokens: float = 256.0
+    analyzer_prompt_tokens: float | None = None
+    analyzer_reply_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the recipe decides.
+
+    Args:
+        episodes (`int`), group_size (`int`):
+            E over all processes, and G.
+        processes (`int`, *optional*, defaults to `1`):
+            Forwards are counted for one of them.
+        optimizer_steps (`int`, *optional*, defaults to `1`), micro_steps (`int`, *optional*, defaults to `1`):
+            K steps that a rollout batch feeds, and the micro-steps of each, `num_iterations` left out.
+        iterations (`int`, *optional*, defaults to `1`):
+            `num_iterations`.
+        batches_per_step (`int`, *optional*, defaults to `1`):
+            Rollout batches that feed one optimizer step, when one is not enough.
+        micro_batch_tokens (`int`, *optional*, defaults to `16384`):
+            Bound on rows x longest row of a forward.
+        is_conversation (`bool`):
+            Whether an episode is one row.
+        all_contribute (`bool`), needs_old_logps (`bool`), needs_ref_logps (`bool`):
+            Whether every row moves the policy; which further forwards there are.
+        guidance (`str`, *optional*, defaults to `"aligned"`):
+            The construction; only `aligned` asks an analyzer.
+        asks_analyzer (`bool`, *optional*, defaults to `False`):
+            Whether an LLM answers (an `analyzer_model` is set).
+    """
+
+    episodes: int
+    group_size: int
+    processes: int = 1
+    optimizer_steps: int = 1
+    micro_steps: int = 1
+    iterations: int = 1
+    batches_per_step: int = 1
+    micro_batch_tokens: int = 16384
+    is_conversation: bool = False
+    all_contribute: bool = False
+    needs_old_logps: bool = False
+    needs_ref_logps: bool = False
+    guidance: str = "aligned"
+    asks_analyzer: bool = False
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """Of one rollout batch, over all processes unless a name says otherwise."""
+
+    episodes: float
+    turns: float
+    sampled_tokens: float
+    prompt_tokens: float
+    """Read by the generation engine."""
+    rows: float
+    row_tokens: float
+    """n: tokens of an average row."""
+    old_logp_tokens: float
+    ref_logp_tokens: float
+    scored_rows: float
+    scored_tokens: float
+    trained_rows: float
+    trained_tokens: float
+    """Forward and backward, `num_iterations` times."""
+    loss_tokens: float
+    logp_forwards: float
+    """For each process, as are the next two."""
+    scoring_forwards: float
+    update_forwards: float
+    analyzer_calls: float
+    analyzer_prompt_tokens: float | None
+    analyzer_reply_tokens: float | None
+
+    @property
+    def forward_tokens(self) -> float:
+        """Tokens of forwards without gradient: log-probabilities and scoring."""
+        return self.old_logp_tokens + self.ref_logp_tokens + self.scored_tokens
+
+    def times(self, factor: float) -> BatchCounts:
+        """The counts of several batches, or of a part of one."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        scaled = {k: v if v is None or k == "row_tokens" else v * factor for k, v in values.items()}
+        return BatchCounts(**scaled)
+
+    def as_dict(self) -> dict[str, float | None]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+def count_batch(work: Workload, plan: Plan) -> BatchCounts:
+    """The counts of one rollout batch."""
+    turns = plan.episodes * work.turns
+    rows_per_episode = 1.0 if plan.is_conversation else work.turns
+    row = row_tokens(work, plan.is_conversation)
+    moving = 1.0 if plan.all_contribute else work.mixed_groups
+    guided = 0.0 if plan.guidance == "none" else work.mixed_groups * work.coverage
+    trained_rows = plan.episodes * moving * rows_per_episode
+    scored_rows = plan.episodes * guided * rows_per_episode
+    scored_row = scored_row_tokens(work, plan.is_conversation)
+    num_logps = plan.needs_old_logps + plan.needs_ref_logps
+    update = forwards(trained_rows, row, plan, plan.optimizer_steps * plan.micro_steps)
+    calls = analyzer_calls(plan, work.mixed_groups)
+    return BatchCounts(
+        episodes=plan.episodes,
+        turns=turns,
+        sampled_tokens=turns * work.reply_tokens,
+        prompt_tokens=turns * work.prompt_tokens,
+        rows=plan.episodes * rows_per_episode,
+        row_tokens=row,
+        old_logp_tokens=trained_rows * row * plan.needs_old_logps,
+        ref_logp_tokens=trained_rows * row * plan.needs_ref_logps,
+        scored_rows=scored_rows,
+        scored_tokens=scored_rows * scored_row,
+        trained_rows=trained_rows * plan.iterations,
+        trained_tokens=trained_rows * row * plan.iterations,
+        loss_tokens=turns * moving * work.reply_tokens * plan.iterations,
+        logp_forwards=update * num_logps,
+        # The common prefix, the plain branch, the guided branch.
+        scoring_forwards=3 * forwards(scored_rows, row + work.guidance_tokens, plan, 1) if scored_rows else 0.0,
+        update_forwards=update * plan.iterations,
+        analyzer_calls=calls,
+        analyzer_prompt_tokens=_product(calls, work.analyzer_prompt_tokens),
+        analyzer_reply_tokens=_product(calls, work.analyzer_reply_tokens),
+    )
+
+
+def row_tokens(work: Workload, is_conversation: bool) -> float:
+    """n, mean over rows."""
+    if not is_conversation:
+        return work.prompt_tokens + work.reply_tokens
+    return 2 * work.prompt_tokens - _first_prompt(work) + work.reply_tokens
+
+
+def answered_tokens(work: Workload, is_conversation: bool) -> float:
+    """Reply tokens of a row, mean over rows: those whose log-probability is needed."""
+    return work.reply_tokens * (work.turns if is_conversation else 1.0)
+
+
+def scored_row_tokens(work: Workload, is_conversation: bool) -> float:
+    """Positions that scoring a row in both branches computes: 2n - (s - 1) + b."""
+    opening = _first_prompt(work) if is_conversation else work.prompt_tokens
+    shared = opening - work.suffix_tokens - 1
+    return 2 * row_tokens(work, is_conversation) - shared + work.guidance_tokens
+
+
+def forwards(rows: float, row: float, plan: Plan, shares: int) -> float:
+    """Micro-batches that one process runs for rows of equal length, dealt to `shares` parts of all processes.
+
+    Every part runs at least one: a zero row where it has none.
+    """
+    per_batch = max(1, int(plan.micro_batch_tokens // max(1.0, row)))
+    per_share = rows / (shares * plan.processes)
+    return float(shares * max(1, math.ceil(round(per_share / per_batch, 9))))
+
+
+def analyzer_calls(plan: Plan, mixed_groups: float) -> float:
+    """Calls of a rollout batch at most: one extraction for each mixed group, one alignment for each of its members.
+
+    A group with a single success asks for one alignment fewer, since that success has no other to learn from; answers
+    from the cache cost nothing.
+    """
+    if not plan.asks_analyzer or plan.guidance != "aligned":
+        return 0.0
+    return plan.episodes / plan.group_size * mixed_groups * (1 + plan.group_size)
+
+
+def forward_flop(tokens: float, row: float, shape: Any, projected: float) -> float:
+    """Floating-point operations of a forward over rows of `row` tokens.
+
+    2 for each weight of the layers and token; attention, causal, 2 x width of the queries x row length for each layer
+    and token (QK^T and the weighted sum, half of each masked); 2 x vocabulary x width for each projected position.
+
+    Args:
+        tokens (`float`), row (`float`):
+            Tokens in all, and of a row.
+        shape ([`~taspo_trl.cli.doctor.memory.ModelShape`]):
+            Sizes of the model.
+        projected (`float`):
+            Positions that meet the vocabulary.
+    """
+    layers = 2.0 * shape.layer_parameters * tokens
+    attention = 2.0 * shape.num_layers * shape.query_width * row * tokens
+    return layers + attention + 2.0 * shape.vocab_size * shape.hidden_size * projected
+
+
+def update_factor(is_full: bool, is_checkpointed: bool) -> int:
+    """Forwards that a forward with backward is worth: one for the gradients of the activations, one for those of the
+    weights where all weights are trained, one for computing checkpointed activations again."""
+    return 2 + is_full + is_checkpointed
+
+
+def from_metrics(metrics: Mapping[str, float], defaults: Workload) -> Workload:
+    """The workload that a run's logged metrics show; what they do not hold is taken from `defaults`."""
+    found = {
+        "turns": metrics.get("turns/mean"),
+        "prompt_tokens": metrics.get("prompts/mean_length"),
+        "reply_tokens": metrics.get("completions/mean_length"),
+        "coverage": metrics.get("guidance/coverage"),
+        "guidance_tokens": metrics.get("guidance/tokens"),
+    }
+    if (flat := metrics.get("frac_reward_zero_std")) is not None:
+        found["mixed_groups"] = 1.0 - flat
+    if calls := metrics.get("analyzer/calls"):
+        asked = calls * (1.0 - metrics.get("analyzer/cached_share", 0.0))
+        if asked and metrics.get("analyzer/tokens_prompt"):
+            found["analyzer_prompt_tokens"] = metrics["analyzer/tokens_prompt"] / asked
+            found["analyzer_reply_tokens"] = metrics.get("analyzer/tokens_completion", 0.0) / asked
+    values = {one.name: getattr(defaults, one.name) for one in fields(defaults)}
+    kept = {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    return Workload(**{**values, **kept})
+
+
+def _first_prompt(work: Workload) -> float:
+    return work.prompt_tokens if work.first_prompt_tokens is None else work.first_prompt_tokens
+
+
+def _product(calls: float, tokens: float | None) -> float | None:
+    return None if tokens is None and calls else calls * (tokens or 0.0)

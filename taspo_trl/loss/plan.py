@@ -1,0 +1,97 @@
+"""From scored groups to the micro-batches of the update: which rows, in which step, on which process.
+
+Pure. Every process computes the same plan from the same groups, so that no process waits for a forward that another
+does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..rows import Row, build_rows, deal_rows, pack_rows, step_factor
+from ..types import Trajectory
+from .batches import EMPTY_ROW, LossRow, loss_row
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """The rows that can move the policy, and this process's micro-batches of them."""
+
+    rows: tuple[Row, ...]
+    """All contributing rows of the global batch, in canonical order."""
+    loss_rows: Mapping[int, LossRow]
+    """Row index -> its loss tokens, for the rows of this process."""
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    """For each micro-step of the rollout batch this process's micro-batches of row indices. An empty one is a zero
+    row: it keeps the number of forwards equal on all processes."""
+
+    def batches(self, values: Mapping[int, LossRow]) -> list[list[list[LossRow]]]:
+        """The micro-batches with `values` in place of row indices."""
+        return [
+            [[values[row] for row in batch] if batch else [EMPTY_ROW] for batch in micro]
+            for micro in self.micro_batches
+        ]
+
+
+def plan_update(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[float],
+    *,
+    num_steps: int,
+    num_micro_steps: int,
+    max_tokens: int,
+    seed: int,
+    share: float = 1.0,
+    all_contribute: bool = False,
+    mask_truncated: bool = False,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> UpdatePlan:
+    """Plan the optimizer steps of a rollout batch.
+
+    Args:
+        trajectories (`Sequence[Trajectory]`), advantages (`Sequence[float]`):
+            The global batch and A_i.
+        num_steps (`int`), num_micro_steps (`int`):
+            K optimizer steps, gradient accumulation steps in each.
+        max_tokens (`int`):
+            Bound on rows x longest row of a micro-batch.
+        seed (`int`):
+            Deals rows to optimizer steps.
+        share (`float`, *optional*, defaults to `1.0`):
+            This batch's share of an optimizer step, when several rollout batches feed one step.
+        all_contribute (`bool`, *optional*, defaults to `False`):
+            Keep rows with A_i = 0: with a KL term or an entropy bonus they move the policy too.
+        mask_truncated (`bool`, *optional*, defaults to `False`):
+            See [`~taspo_trl.loss.batches.loss_row`].
+        process_index (`int`, *optional*, defaults to `0`), num_processes (`int`, *optional*, defaults to `1`):
+            Whose micro-batches to return.
+    """
+    usable = [(t, a) for t, a in zip(trajectories, advantages, strict=True) if t.is_usable]
+    by_uid = {t.uid: t for t, _ in usable}
+    rows = [row for t, advantage in usable if advantage != 0 or all_contribute for row in build_rows(t)]
+    lengths = [len(row.ids) for row in rows]
+    deal = deal_rows(lengths, num_steps, num_micro_steps, num_processes, seed)
+
+    loss_rows: dict[int, LossRow] = {}
+    micro_batches = []
+    for step in range(num_steps):
+        factor = step_factor(deal, step)
+        for micro in deal[step]:
+            packed = [
+                [tuple(share[k] for k in batch) for batch in pack_rows([lengths[row] for row in share], max_tokens)]
+                for share in micro
+            ]
+            num_batches = max(1, *(len(batches) for batches in packed))
+            mine = packed[process_index]
+            micro_batches.append(tuple(mine + [()] * (num_batches - len(mine))))
+            for row in micro[process_index]:
+                loss_rows[row] = loss_row(
+                    rows[row],
+                    by_uid[rows[row].traj_uid],
+                    num_trajectories=len(usable),
+                    factor=factor * share,
+                    mask_truncated=mask_truncated,
+                )
+    return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches))

@@ -1,0 +1,1 @@
+"""Tasks become trajectories: dataset rows, contexts, the loop over turns, rewards, group-relative advantages."""

@@ -1,0 +1,173 @@
+"""One rollout batch: from dataset rows to scored groups, known on every process.
+
+Each process plays its slice of the episodes. A group whose episodes all played here is scored and handed to the
+guidance stage as soon as its last episode ends; groups that straddle processes are brought together first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from ..environments.workers import EnvironmentPool
+from ..errors import RolloutError
+from ..generation import Policy, SamplingSettings
+from ..seeds import derive_seed
+from ..types import Trajectory, TrajectoryGroup
+from .contexts import ChatRenderer
+from .loop import RolloutSettings, play_episodes
+from .rewards import RewardSettings, score_group
+from .tasks import plan_groups
+
+
+@dataclass(frozen=True)
+class CollectedGroup:
+    """A scored group, and what the user's reward functions logged about it."""
+
+    group: TrajectoryGroup
+    extra_logs: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Column -> one value for each trajectory (TRL's `log_extra`)."""
+    extra_metrics: Mapping[str, list[float]] = field(default_factory=dict)
+    """Name -> values (TRL's `log_metric`)."""
+
+
+class GroupSink(Protocol):
+    """Whoever works on a group while others still play."""
+
+    def submit(self, group: TrajectoryGroup) -> None:
+        """Start on a finished, scored group."""
+
+    def cancel(self) -> None:
+        """Drop the batch's work: its rollout failed."""
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Plays rollout batches.
+
+    Args:
+        policy (`Policy`), pool (`EnvironmentPool`), renderer (`ChatRenderer`), rollout (`RolloutSettings`):
+            As in [`~taspo_trl.rollout.loop.play_episodes`].
+        rewards (`RewardSettings`):
+            How r_i is made.
+        guidance (`GroupSink`):
+            Gets each finished group.
+        num_generations (`int`):
+            Episodes of a task.
+        gather (`Callable`):
+            All processes' lists, joined in the order of the processes.
+        process_index (`int`, *optional*, defaults to `0`), num_processes (`int`, *optional*, defaults to `1`):
+            Which slice of the episodes is played here.
+        generating (`Callable`, *optional*):
+            Gives a context manager that is entered around the episodes, on every process: an engine with a copy of the
+            weights gets them, and rests afterwards.
+    """
+
+    policy: Policy
+    pool: EnvironmentPool
+    renderer: ChatRenderer
+    rollout: RolloutSettings
+    rewards: RewardSettings
+    guidance: GroupSink
+    num_generations: int
+    gather: Callable[[list], list]
+    process_index: int = 0
+    num_processes: int = 1
+    generating: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def play(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        sampling: SamplingSettings,
+        seed: int,
+        draw: int,
+        on_episode_end: Callable[[Trajectory], None] | None = None,
+    ) -> list[CollectedGroup]:
+        """Play one group for each row.
+
+        Args:
+            rows (`Sequence[Mapping[str, Any]]`):
+                The tasks of the whole batch, the same on every process.
+            sampling (`SamplingSettings`):
+                How replies are sampled.
+            seed (`int`), draw (`int`):
+                The run's seed and the number of this batch.
+            on_episode_end (`Callable`, *optional*):
+                Called with each trajectory played here.
+
+        Returns:
+            `list[CollectedGroup]`: all groups in the order of `rows`, on every process.
+
+        Raises:
+            RolloutError: every episode of the batch ended through infrastructure.
+        """
+        specs = plan_groups(rows, self.num_generations, seed, draw, prefix=f"r{draw}")
+        start, stop = (len(specs) * k // self.num_processes for k in (self.process_index, self.process_index + 1))
+        mine = specs[start:stop]
+        finished: list[CollectedGroup] = []
+        partial: list[TrajectoryGroup] = []
+
+        def on_group_end(group: TrajectoryGroup) -> None:
+            if len(group.trajectories) == self.num_generations:
+                finished.append(self._finish(group))
+            else:
+                partial.append(group)
+
+        try:
+            with self.generating():
+                self.policy.begin(sampling, derive_seed("rollout", seed, draw, self.process_index))
+                play_episodes(
+                    mine,
+                    policy=self.policy,
+                    pool=self.pool,
+                    renderer=self.renderer,
+                    settings=self.rollout,
+                    on_group_end=on_group_end,
+                    on_episode_end=on_episode_end,
+                )
+            if self.num_processes > 1:
+                finished.extend(self._finish(group) for group in self._my_straddling(self.gather(partial)))
+            order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}
+            collected = sorted(self.gather(finished), key=lambda one: order[one.group.group_id])
+            _raise_if_nothing_usable(collected)
+        except BaseException:
+            self.guidance.cancel()
+            raise
+        return collected
+
+    def _finish(self, group: TrajectoryGroup) -> CollectedGroup:
+        logs: dict[str, list[Any]] = {}
+        metrics: dict[str, list[float]] = defaultdict(list)
+        extra = {
+            **self.rewards.extra,
+            "log_extra": lambda column, values: logs.setdefault(column, []).extend(values),
+            "log_metric": lambda name, value: metrics[name].append(value),
+        }
+        scored = score_group(group, replace(self.rewards, extra=extra))
+        self.guidance.submit(scored)
+        return CollectedGroup(scored, logs, dict(metrics))
+
+    def _my_straddling(self, parts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+        """Straddling groups put together, dealt to the processes in turn."""
+        members: dict[str, list[Trajectory]] = defaultdict(list)
+        for part in parts:
+            members[part.group_id].extend(part.trajectories)
+        groups = [
+            TrajectoryGroup(group_id, tuple(sorted(members[group_id], key=lambda member: member.generation_idx)))
+            for group_id in sorted(members)
+        ]
+        return groups[self.process_index :: self.num_processes]
+
+
+def _raise_if_nothing_usable(collected: Sequence[CollectedGroup]) -> None:
+    trajectories = [trajectory for one in collected for trajectory in one.group.trajectories]
+    if any(trajectory.is_usable for trajectory in trajectories):
+        return
+    causes = Counter(f"{t.stop_reason.value}: {t.error}" if t.error else t.stop_reason.value for t in trajectories)
+    listed = "\n".join(f"  {count} x {cause[:500]}" for cause, count in causes.most_common(5))
+    raise RolloutError(
+        f"All {len(trajectories)} episodes of the rollout batch failed; nothing is left to train on. Causes:\n{listed}"
+    )

@@ -1,0 +1,395 @@
+"""Plays episodes with a policy: the only loop over turns.
+
+Every episode is a small state machine: reset, then prompt - reply - step until it ends for one of the reasons of
+[`~taspo_trl.types.StopReason`]. Environments answer from workers of their own and only unfinished episodes generate.
+Whatever goes wrong in one episode ends that episode, with its reason; the others play on.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+
+from ..environments.answers import admissible_actions, finite_number, messages, verdict
+from ..environments.base import ResetResult, StepResult, Traits, attribute
+from ..environments.remote import EnvironmentDied
+from ..environments.workers import EnvironmentPool
+from ..errors import ServiceError
+from ..generation import Generation, GenerationRequest, Policy
+from ..tokens import action_token_mask, as_unicode, find_actions
+from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
+from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
+from .episode import Episode, RolloutSettings
+from .tasks import EpisodeSpec
+
+
+_ERROR_CHARS = 2000
+
+
+def play_episodes(
+    specs: Sequence[EpisodeSpec],
+    *,
+    policy: Policy,
+    pool: EnvironmentPool,
+    renderer: ChatRenderer,
+    settings: RolloutSettings,
+    max_in_flight: int | None = None,
+    on_group_end: Callable[[TrajectoryGroup], None] | None = None,
+    on_episode_end: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Play all episodes to their ends.
+
+    Args:
+        specs (`Sequence[EpisodeSpec]`):
+            What to play; the result has the same order.
+        policy (`Policy`):
+            Where replies come from; [`~taspo_trl.generation.Policy.begin`] has been called.
+        pool (`EnvironmentPool`):
+            Where environments live. Workers are given back, or discarded after a failure.
+        max_in_flight (`int`, *optional*):
+            Episodes that play at the same time; None = all.
+        on_group_end (`Callable`, *optional*):
+            Called in this thread with each group as soon as its last episode has ended.
+        on_episode_end (`Callable`, *optional*):
+            Called in this thread with each trajectory.
+
+    Returns:
+        `list[Trajectory]`: rewards are not yet filled in.
+    """
+    loop = _Loop(specs, policy, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end)
+    return loop.run()
+
+
+class _Loop:
+    def __init__(
+        self,
+        specs: Sequence[EpisodeSpec],
+        policy: Policy,
+        pool: EnvironmentPool,
+        renderer: ChatRenderer,
+        settings: RolloutSettings,
+        max_in_flight: int | None,
+        on_group_end: Callable[[TrajectoryGroup], None] | None,
+        on_episode_end: Callable[[Trajectory], None] | None,
+    ):
+        self.specs = specs
+        self.policy = policy
+        self.pool = pool
+        self.renderer = renderer
+        self.settings = settings
+        self.max_in_flight = max_in_flight or len(specs)
+        self.on_group_end = on_group_end
+        self.on_episode_end = on_episode_end
+        self.tokenizer = renderer.tokenizer
+        self.answers: queue.SimpleQueue[tuple[Episode, Future]] = queue.SimpleQueue()
+        self.waiting: dict[int, tuple[Episode, Future, float]] = {}
+        """Environment calls in flight: id of the episode -> (episode, future, deadline)."""
+        self.unfinished: dict[str, Episode] = {}
+        self.finished: dict[str, Trajectory] = {}
+        self.group_sizes: dict[str, int] = {}
+        self.groups: dict[str, list[Trajectory]] = {}
+
+    def run(self) -> list[Trajectory]:
+        for spec in self.specs:
+            self.group_sizes[spec.group_id] = self.group_sizes.get(spec.group_id, 0) + 1
+        upcoming = iter(self.specs)
+        num_started = 0
+        try:
+            while len(self.finished) < len(self.specs):
+                while num_started - len(self.finished) < self.max_in_flight and num_started < len(self.specs):
+                    self._start(next(upcoming))
+                    num_started += 1
+                if not self.waiting:
+                    self.policy.flush()
+                self._handle_answers()
+                self._end_overdue()
+        finally:
+            for episode in self.unfinished.values():  # only after an exception, Ctrl-C included
+                self.pool.discard(episode.worker)
+        return [self.finished[spec.uid] for spec in self.specs]
+
+    # ---- one episode -----------------------------------------------------------------------------------------------
+
+    def _start(self, spec: EpisodeSpec) -> None:
+        worker = self.pool.acquire(spec.environment)
+        traits, limit = self.pool.traits[spec.environment], self.settings.max_turns
+        episode = self.unfinished[spec.uid] = Episode(
+            spec=spec,
+            worker=worker,
+            environment=self.pool.probes[spec.environment],
+            traits=traits,
+            contexts=self._contexts(traits),
+            max_turns=traits.max_turns if limit is None else limit,
+        )
+        self._await_environment(episode, worker.reset(spec.seed, spec.row))
+
+    def _contexts(self, traits: Traits) -> WindowContext | ConversationContext:
+        settings, template = self.settings, traits.prompt
+        renderer = self.renderer.with_tools(traits.tools)
+        window = settings.model_window - 1 if settings.model_window else None
+        limits = [limit for limit in (settings.max_prompt_length, window) if limit is not None]
+        max_length = min(limits) if limits else None
+        if (settings.context or traits.context) == "conversation":
+            return ConversationContext(renderer, template, max_length)
+        length = settings.history_length
+        shown = traits.history_length if length is None else length
+        return WindowContext(renderer, template, shown, max_length)
+
+    def _on_reset(self, episode: Episode, result: ResetResult) -> None:
+        episode.observation = result.observation
+        episode.task = str(result.info.get("task") or result.observation)
+        episode.family = str(result.info.get("family") or episode.spec.row.get("family") or "all")
+        episode.admissible_actions = admissible_actions(result.info)
+        episode.messages = messages(result.info)
+        self._ask_policy(episode)
+
+    def _ask_policy(self, episode: Episode) -> None:
+        settings = self.settings
+        max_new_tokens = settings.max_completion_length
+        if settings.max_episode_tokens is not None:
+            max_new_tokens = min(max_new_tokens, settings.max_episode_tokens - episode.num_tokens)
+        if max_new_tokens < 1:
+            self._cut(episode, StopReason.MAX_EPISODE_TOKENS)
+            return
+        view = EpisodeView(
+            episode.task,
+            episode.observation,
+            episode.admissible_actions,
+            tuple(
+                PastTurn(t.observation, t.action, t.next_observation, t.reply_text, t.reply_ids) for t in episode.turns
+            ),
+            episode.messages,
+        )
+        episode.prompt = episode.contexts.next(view)
+        if episode.prompt is None and not episode.turns:  # no turn at all: it says nothing about the policy
+            limit = episode.contexts.max_length
+            error = (
+                f"the first prompt does not fit {limit} tokens, whatever is cut: raise `max_prompt_length` or take a "
+                "model with a larger window, or shorten the environment's task and prompt"
+            )
+            self._end(episode, StopReason.PROMPT_TOO_LONG, error)
+            return
+        if episode.prompt is None:
+            self._cut(episode, StopReason.PROMPT_TOO_LONG)
+            return
+        episode.opening = episode.opening or episode.prompt.messages
+        if settings.model_window is not None:
+            max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
+        request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
+        future = self.policy.submit(request)
+        future.add_done_callback(lambda done: self.answers.put((episode, done)))
+
+    def _on_reply(self, episode: Episode, generation: Generation) -> None:
+        text = self.tokenizer.decode(
+            list(generation.reply_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        traits = episode.traits
+        blocks = find_actions(text, traits.action_tags, traits.action_blocks == "all")
+        episode.generation, episode.reply_text, episode.action = generation, text, ""
+        try:
+            fault_of, action_of = (attribute(episode.environment, name) for name in ("reply_fault", "action_of"))
+            episode.fault = next(filter(None, (fault_of(text, block) for block in blocks or (None,))), "")
+            actions = [action_of(block) for block in blocks]
+        except Exception as error:  # the environment's own code, like `step`
+            self._end(episode, StopReason.ENV_ERROR, _error_text(error))
+            return
+        for action in actions:
+            if not isinstance(action, str):
+                self._end(
+                    episode, StopReason.ENV_ERROR, f"`action_of` returned {action!r:.80}, it must return a string"
+                )
+                return
+        episode.action = "\n".join(actions)
+        self._await_environment(episode, episode.worker.step(episode.action))
+
+    def _on_step(self, episode: Episode, result: StepResult) -> None:
+        reward = self._reward(episode, result, "step")
+        if reward is None:
+            return
+        is_accepted = verdict(result.info, "valid", episode.environment, default=True)
+        episode.messages = messages(result.info)
+        self._add_turn(episode, result.observation, is_accepted and not episode.fault, reward, episode.messages)
+        episode.success = verdict(result.info, "success", episode.environment, default=False)
+        episode.observation = result.observation
+        episode.admissible_actions = admissible_actions(result.info)
+        if result.terminated or result.truncated:
+            ended = StopReason.FAILED if result.terminated else StopReason.ENV_TRUNCATED
+            self._end(episode, StopReason.SOLVED if episode.success else ended)
+        elif len(episode.turns) < episode.max_turns:
+            self._ask_policy(episode)
+        elif episode.success:
+            self._end(episode, StopReason.SOLVED)
+        else:
+            self._cut(episode, StopReason.MAX_TURNS)
+
+    def _cut(self, episode: Episode, reason: StopReason) -> None:
+        """End the episode at a limit of ours, after the environment's last word if it has one."""
+        if episode.traits.concludes and episode.turns:
+            episode.cut = reason
+            self._await_environment(episode, episode.worker.conclude())
+        else:
+            self._end(episode, reason)
+
+    def _on_conclusion(self, episode: Episode, result: StepResult, cut: StopReason) -> None:
+        if self._reward(episode, result, "conclude") is None:
+            return
+        # An episode that outgrew its tokens is no success, whatever its state (StopReason.SOLVED: terminated).
+        episode.success = verdict(result.info, "success", episode.environment, default=False)
+        self._end(episode, StopReason.SOLVED if episode.success and cut is StopReason.MAX_TURNS else cut)
+
+    def _reward(self, episode: Episode, result: StepResult, method: str) -> float | None:
+        """The result's reward, added to the episode's; None when it was none, and the episode has ended over it."""
+        reward = finite_number(result.reward)
+        if reward is None:
+            error = f"`{method}` gave the reward {result.reward!r:.80}, not a finite number"
+            self._end(episode, StopReason.REWARD_ERROR, error)
+        else:
+            episode.reward += reward
+        return reward
+
+    def _add_turn(
+        self,
+        episode: Episode,
+        next_observation: str,
+        is_valid: bool,
+        reward: float,
+        answer: tuple[Message, ...] = (),
+    ) -> None:
+        prompt, generation = episode.prompt, episode.generation
+        assert prompt is not None and generation is not None
+        traits = episode.traits
+        mask = action_token_mask(
+            self.tokenizer,
+            generation.reply_ids,
+            episode.reply_text,
+            traits.action_tags,
+            every=traits.action_blocks == "all",
+        )
+        episode.turns.append(
+            Turn(
+                prompt_ids=prompt.prompt_ids,
+                reply_ids=generation.reply_ids,
+                reply_text=episode.reply_text,
+                action=episode.action,
+                action_mask=tuple(mask),
+                observation=episode.observation,
+                next_observation=next_observation,
+                valid=is_valid,
+                reward=reward,
+                splice_index=prompt.splice_index,
+                finish_reason=generation.finish_reason,
+                sampling_logps=generation.logps,
+                prompt_cuts=prompt.cuts,
+                answer=answer,
+            )
+        )
+        episode.generation = None
+
+    def _end(self, episode: Episode, reason: StopReason, error: str = "") -> None:
+        spec = episode.spec
+        if episode.generation is not None:  # the reply was sampled, its step never answered
+            self._add_turn(episode, "", False, 0.0)
+        trajectory = Trajectory(
+            uid=spec.uid,
+            task=spec.row,
+            task_text=episode.task,
+            family=episode.family or str(spec.row.get("family") or "all"),
+            environment=spec.environment,
+            generation_idx=spec.generation_idx,
+            opening=episode.opening,
+            turns=tuple(episode.turns),
+            stop_reason=reason,
+            success=episode.success and reason is StopReason.SOLVED,
+            environment_reward=episode.reward,
+            error=error,
+            seconds=time.monotonic() - episode.started,
+        )
+        if reason.is_infrastructure and reason is not StopReason.GENERATION_ERROR:
+            self.pool.discard(episode.worker)  # its instance is in an unknown state
+        else:
+            self.pool.release(episode.worker)
+        del self.unfinished[spec.uid]
+        self.finished[spec.uid] = trajectory
+        if self.on_episode_end is not None:
+            self.on_episode_end(trajectory)
+        group = self.groups.setdefault(spec.group_id, [])
+        group.append(trajectory)
+        if len(group) == self.group_sizes[spec.group_id] and self.on_group_end is not None:
+            members = tuple(sorted(group, key=lambda member: member.generation_idx))
+            self.on_group_end(TrajectoryGroup(spec.group_id, members))
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def _await_environment(self, episode: Episode, future: Future) -> None:
+        self.waiting[id(episode)] = (episode, future, time.monotonic() + self.settings.environment_timeout)
+        future.add_done_callback(lambda done: self.answers.put((episode, done)))
+
+    def _handle_answers(self) -> None:
+        """Wait for at least one answer or the next deadline, then take what has arrived."""
+        try:
+            arrived = [self.answers.get(timeout=self._seconds_to_deadline())]
+        except queue.Empty:
+            return
+        # Not "until empty": fast answers would put off the deadlines.
+        arrived += [self.answers.get_nowait() for _ in range(self.answers.qsize())]
+        for episode, future in arrived:
+            self._handle(episode, future)
+
+    def _handle(self, episode: Episode, future: Future) -> None:
+        call = self.waiting.get(id(episode))
+        if call is not None and call[1] is future:
+            del self.waiting[id(episode)]
+        elif episode.spec.uid in self.finished:
+            return  # a late answer of an episode that was given up
+        error = CancelledError("the request was cancelled") if future.cancelled() else future.exception()
+        if error is not None:
+            self._end(episode, _reason_of(error, is_environment=call is not None), _error_text(error))
+        elif isinstance(result := future.result(), ResetResult):
+            self._on_reset(episode, result)
+        elif isinstance(result, StepResult):
+            if episode.cut is None:
+                self._on_step(episode, result)
+            else:
+                self._on_conclusion(episode, result, episode.cut)
+        else:
+            self._on_reply(episode, result)
+
+    def _seconds_to_deadline(self) -> float | None:
+        if not self.waiting:
+            return None
+        return max(0.0, min(deadline for _, _, deadline in self.waiting.values()) - time.monotonic())
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for key, (episode, future, deadline) in list(self.waiting.items()):
+            if now >= deadline and not future.done():
+                del self.waiting[key]
+                self._end(
+                    episode,
+                    StopReason.ENV_TIMEOUT,
+                    f"no answer within environment_timeout={self.settings.environment_timeout} s",
+                )
+
+
+def _reason_of(error: BaseException, is_environment: bool) -> StopReason:
+    if not is_environment:
+        return StopReason.GENERATION_ERROR
+    if isinstance(error, ServiceError):
+        return StopReason.SERVICE_ERROR
+    return StopReason.ENV_DIED if isinstance(error, EnvironmentDied) else StopReason.ENV_ERROR
+
+
+def _error_text(error: BaseException) -> str:
+    """For records: short, and without the bytes of an undecodable file name that no file takes."""
+    return as_unicode(f"{type(error).__name__}: {error}{_place_of(error)}")[:_ERROR_CHARS]
+
+
+def _place_of(error: BaseException) -> str:
+    """` (file:line)` of an exception that was raised outside of this package: the user's own code, or an engine's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_ours = not frames or Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+    return "" if is_ours else f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

@@ -1,0 +1,182 @@
+"""The training reward r_i of a group's trajectories: verified success plus the user's reward functions.
+
+Called once for each group when its last episode has ended (method.md, sections 1 and 8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..types import StopReason, Trajectory, TrajectoryGroup
+
+
+RewardFunction = Callable[..., Any]
+"""TRL's contract: keywords `prompts`, `completions`, `completion_ids`, the row's columns, and what [`RewardSettings`]
+adds; returns one number for each trajectory, None where it does not apply. May be `async`."""
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """How r_i is made.
+
+    Args:
+        source (`str`, *optional*, defaults to `"success"`):
+            The environment's share, with weight 1: `"success"` is 1.0 for a verified success and 0.0 otherwise,
+            `"environment"` the sum of the environment's own rewards, `"none"` leaves the reward to the functions.
+        source_of (`Mapping[str | None, str]`, *optional*):
+            The same for single environments, by name.
+        functions (`Sequence[RewardFunction]`, *optional*), weights (`Sequence[float]`, *optional*):
+            The user's functions and their weights (TRL's `reward_weights`).
+        names (`Sequence[str]`, *optional*):
+            Names of the functions in the metrics.
+        invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
+            Subtracted times the share of invalid turns, so that a trajectory keeps one advantage.
+        extra (`Mapping[str, Any]`, *optional*):
+            Further keywords for the functions: TRL's `trainer_state`, `log_extra`, `log_metric`.
+        columns (`Sequence[str]`, *optional*):
+            The dataset's columns. Where a row has no value the functions get None, as with TRL.
+    """
+
+    source: str = "success"
+    source_of: Mapping[str | None, str] = field(default_factory=dict)
+    functions: Sequence[RewardFunction] = ()
+    weights: Sequence[float] = ()
+    names: Sequence[str] = ()
+    invalid_action_penalty: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+
+
+def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryGroup:
+    """The group with `reward` and `rewards` filled in.
+
+    A trajectory for which a function gives NaN or an infinite number becomes an infrastructure failure
+    (`reward_error`), and so does one for which all functions give None while the environment has no share. The
+    functions see trajectories that already are one, but their values are not used.
+
+    Raises:
+        ValueError: a function did not return one value for each trajectory.
+    """
+    by_function = {
+        label: _call(function, label, group, settings)
+        for label, function in zip(_labels(settings), settings.functions, strict=True)
+    }
+    return TrajectoryGroup(
+        group.group_id,
+        tuple(
+            _with_reward(trajectory, {label: values[k] for label, values in by_function.items()}, settings)
+            for k, trajectory in enumerate(group.trajectories)
+        ),
+    )
+
+
+def conversation_of(trajectory: Trajectory) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """(first messages, remaining messages) of an episode, as TRL's reward functions expect them."""
+    completion: list[dict[str, str]] = []
+    for turn in trajectory.turns:
+        completion.append({"role": "assistant", "content": turn.reply_text})
+        if turn.answer:
+            completion.extend(dict(message) for message in turn.answer)
+        elif turn.next_observation or turn is not trajectory.turns[-1]:
+            completion.append({"role": "user", "content": turn.next_observation})
+    return [dict(message) for message in trajectory.opening], completion
+
+
+def _labels(settings: RewardSettings) -> list[str]:
+    """The functions' names, told apart where two are the same (two lambdas) or one is the environment's."""
+    labels: list[str] = []
+    for name in settings.names:
+        label, number = name, 2
+        while label in ("success", "environment", *labels):
+            label, number = f"{name}_{number}", number + 1
+        labels.append(label)
+    return labels
+
+
+def _with_reward(trajectory: Trajectory, values: dict[str, float | None], settings: RewardSettings) -> Trajectory:
+    source = settings.source_of.get(trajectory.environment, settings.source)
+    own = {"success": float(trajectory.success), "environment": trajectory.environment_reward}
+    rewards: dict[str, float | None] = {**({source: own[source]} if source in own else {}), **values}
+    fault = _fault(rewards)
+    if fault and trajectory.is_usable:
+        return replace(trajectory, stop_reason=StopReason.REWARD_ERROR, success=False, error=fault, rewards=rewards)
+    if fault:
+        return replace(trajectory, rewards=rewards)
+    reward = own.get(source, 0.0)
+    for value, weight in zip(values.values(), settings.weights, strict=True):
+        reward += weight * value if value is not None else 0.0
+    if settings.invalid_action_penalty and trajectory.turns:
+        share = sum(not turn.valid for turn in trajectory.turns) / len(trajectory.turns)
+        reward -= settings.invalid_action_penalty * share
+    return replace(trajectory, reward=reward, rewards=rewards)
+
+
+def _fault(rewards: Mapping[str, float | None]) -> str:
+    """Why no reward can be made of these shares; empty where one can."""
+    for name, value in rewards.items():
+        if value is not None and not math.isfinite(value):
+            return f"reward {name!r} is {value!r}, not a finite number"
+    if all(value is None for value in rewards.values()):
+        names = ", ".join(map(repr, rewards)) or "no function"
+        return f"no reward: {names} gave None and the environment has no share"
+    return ""
+
+
+def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings: RewardSettings) -> list[float | None]:
+    trajectories = group.trajectories
+    conversations = [conversation_of(trajectory) for trajectory in trajectories]
+    # A task holds no None and not the name of its environment, both of which are in the row.
+    names = dict.fromkeys((*settings.columns, *trajectories[0].task))
+    columns = {name: [trajectory.task.get(name) for trajectory in trajectories] for name in names}
+    if trajectories[0].environment is not None:
+        columns["environment"] = [trajectory.environment for trajectory in trajectories]
+    arguments = {
+        **columns,
+        "prompts": [prompt for prompt, _ in conversations],
+        "completions": [completion for _, completion in conversations],
+        "completion_ids": [[i for turn in t.turns for i in turn.reply_ids] for t in trajectories],
+        "trajectories": list(trajectories),
+        **settings.extra,
+    }
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"The reward function {name!r} cannot be called with the keywords {', '.join(arguments)}: {error}. Take "
+            "the ones you need, and `**kwargs`."
+        ) from None
+    values = function(**arguments)
+    if inspect.isawaitable(values):
+        values = _run(values)
+    contract = (
+        "It is called once for each group and must return one value for each trajectory "
+        "(None where it does not apply)."
+    )
+    if not isinstance(values, Iterable):
+        raise ValueError(f"The reward function {name!r} returned {values!r}. {contract}")
+    values = list(values)
+    if len(values) != len(trajectories):
+        raise ValueError(
+            f"The reward function {name!r} returned {len(values)} values for {len(trajectories)} trajectories. "
+            f"{contract}"
+        )
+    try:
+        return [None if value is None else float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The reward function {name!r} returned what is no number: {error}. {contract}") from error
+
+
+def _run(awaitable: Any) -> Any:
+    """The result of a coroutine, also when this thread already runs an event loop (notebooks)."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def wait() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(1, thread_name_prefix="taspo-reward") as executor:
+        return executor.submit(asyncio.run, wait()).result()

@@ -1,0 +1,185 @@
+"""Log-probabilities of chosen tokens: the backbone runs once and only the chosen positions meet the LM head.
+
+One function for both scoring branches, old log-probabilities, reference and update, so that all of them share one
+numerics. It enters through the model's own `forward`: DDP, FSDP, DeepSpeed, PEFT and autocast see a normal call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+from trl.kernels import ChunkedLogProbFunction
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+from ..errors import ConfigurationError
+
+
+_VOCABULARY_TILE = 32768
+
+
+@dataclass
+class SelectedOutput(ModelOutput):
+    """What a model with [`add_selected_projection`] returns for `selected_positions`.
+
+    N is the number of chosen positions, in their order.
+    """
+
+    logps: torch.Tensor | None = None
+    """(N,) log-probability of each target, float32 (float64 for a float64 model)."""
+    entropies: torch.Tensor | None = None
+    """(N,) entropy of the distribution at each position; None unless asked for."""
+    cache: Any = None
+    """The key-value cache, when `use_cache=True`."""
+
+
+def add_selected_projection(
+    model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False
+) -> None:
+    """Teach `model.forward` the arguments `selected_positions`, `selected_targets` and `selected_entropies`.
+
+    With them, `forward` returns a [`SelectedOutput`]; without them it is the original. Apply it to the causal language
+    model itself, below any PEFT wrapper.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            The model to patch.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            The logits are divided by it: the sampling temperature, as in TRL.
+        cast_lm_head_to_fp32 (`bool`, *optional*, defaults to `False`):
+            Project in float32, outside autocast.
+    """
+    if model.get_output_embeddings() is None:
+        raise ConfigurationError(f"{type(model).__name__} has no LM head; TASPO trains causal language models.")
+    original_forward = model.forward
+    scale, softcap = _logit_transform(model.config.get_text_config())
+
+    @functools.wraps(type(model).forward)  # `generate` validates its arguments against the signature
+    def forward(
+        self,
+        *args,
+        selected_positions=None,
+        selected_targets=None,
+        selected_entropies=False,
+        **kwargs,
+    ):
+        if selected_positions is None:
+            return original_forward(*args, **kwargs)
+        head = self.get_output_embeddings()
+        # ZeRO-3 notes at a model's first forward which weights it fetches, and expects the same ever after: the head
+        # has to be seen in a forward that selects nothing too.
+        _ = head.weight
+        outputs = self.base_model(*args, **kwargs)  # looked up at each call: FSDP and PEFT replace it
+        hidden = outputs.last_hidden_state.flatten(0, 1)[selected_positions]  # (N, H)
+        cache = getattr(outputs, cache_keyword(self), None) if kwargs.get("use_cache") else None
+        if len(selected_positions) == 0:
+            return SelectedOutput(logps=hidden.new_zeros(0), cache=cache)
+        logps, entropies = _project(
+            hidden,
+            head,
+            selected_targets,
+            temperature=temperature,
+            scale=scale,
+            softcap=softcap,
+            in_fp32=cast_lm_head_to_fp32,
+            want_entropies=selected_entropies,
+        )
+        return SelectedOutput(logps=logps, entropies=entropies, cache=cache)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def selected_forward(model: Any, tensors: Mapping[str, torch.Tensor], want_entropies: bool = False) -> Any:
+    """One forward over collated rows: what `model`, with [`add_selected_projection`], says of their loss tokens.
+
+    Args:
+        model (`Any`):
+            The model, in whatever wrappers it trains in.
+        tensors (`Mapping[str, torch.Tensor]`):
+            A micro-batch of [`~taspo_trl.loss.batches.collate`].
+        want_entropies (`bool`, *optional*, defaults to `False`):
+            Whether the entropies are needed too.
+
+    Returns:
+        [`SelectedOutput`]: with `logps`, and `entropies` when wanted.
+    """
+    return model(
+        input_ids=tensors["input_ids"],
+        attention_mask=tensors["attention_mask"],
+        use_cache=False,
+        selected_positions=tensors["positions"],
+        selected_targets=tensors["targets"],
+        selected_entropies=want_entropies,
+    )
+
+
+def cache_keyword(model: Any) -> str:
+    """The name of the key-value cache argument of the model's backbone: newer transformers renamed it to `cache`."""
+    parameters = inspect.signature(type(model.base_model).forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def _project(
+    hidden: torch.Tensor,
+    head: Any,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    scale: float,
+    softcap: float | None,
+    in_fp32: bool,
+    want_entropies: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(N, H) hidden states -> (N,) log-probabilities of `targets`, (N,) entropies or None."""
+    weight: Any = head.weight
+    bias: Any = getattr(head, "bias", None)
+    hidden, targets = hidden.to(weight.device), targets.to(weight.device)
+    if hasattr(weight, "full_tensor"):  # FSDP2 shards parameters as DTensors
+        weight = weight.full_tensor()
+        bias = bias.full_tensor() if bias is not None else None
+    if hidden.dtype == torch.float64:
+        # The tiled kernel computes in float32; float64 models exist for exact tests.
+        logits = torch.nn.functional.linear(hidden, weight, bias) * scale
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        log_probs = torch.log_softmax(logits / temperature, dim=-1)  # (N, V)
+        entropies = -(log_probs.exp() * log_probs).sum(-1) if want_entropies else None
+        return log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropies
+    autocast: Any = nullcontext()
+    if in_fp32:
+        hidden = hidden.float()
+        autocast = torch.autocast(hidden.device.type, enabled=False)
+    # A frozen copy of the policy stays whole on every process, also under ZeRO-3.
+    gathered: Any = maybe_gather_lm_head_ctx(weight, bias) if hasattr(weight, "ds_status") else nullcontext()
+    with autocast, gathered:
+        logps, entropies, *_ = ChunkedLogProbFunction.apply(
+            hidden,
+            weight,
+            bias,
+            targets,
+            temperature,
+            min(_VOCABULARY_TILE, weight.shape[0]),
+            softcap,
+            scale,
+            ("entropy",) if want_entropies else (),
+        )
+    return logps, entropies
+
+
+def _logit_transform(config: Any) -> tuple[float, float | None]:
+    """(factor on the logits, soft cap) that the model's own forward applies."""
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) is not None:
+            return float(getattr(config, name)), getattr(config, "final_logit_softcapping", None)
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is not None:
+        scaling = scaling if config.model_type == "hyperclovax" else 1 / scaling
+    return (1.0 if scaling is None else float(scaling)), getattr(config, "final_logit_softcapping", None)

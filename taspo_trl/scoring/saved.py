@@ -1,0 +1,69 @@
+"""Saved trajectories scored with a model: the paired log-probabilities that training computes, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..types import Guidance, Trajectory, TurnScore
+
+
+def score_saved(
+    model: Any,
+    trajectories: Sequence[Trajectory],
+    guidance: Mapping[str, Guidance],
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = 16384,
+    pad_token_id: int = 0,
+) -> dict[str, list[TurnScore]]:
+    """The scores of the turns of every guided trajectory, by trajectory uid.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The policy that sampled the trajectories; left as it is.
+        trajectories (`Sequence[Trajectory]`):
+            Played trajectories with their prompt ids.
+        guidance (`Mapping[str, Guidance]`):
+            By trajectory uid, composed with the model's tokenizer.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            The sampling temperature.
+        max_tokens (`int`, *optional*, defaults to `16384`):
+            Bound on rows x longest row of a forward.
+        pad_token_id (`int`, *optional*, defaults to `0`):
+            Fills the rectangle; never attended to.
+
+    Raises:
+        ConfigurationError: the records were saved without prompt ids.
+    """
+    import torch
+
+    from ..generation.frozen import frozen_mode
+    from ..rows import build_rows
+    from .paired import score_pairs
+    from .pairs import plan_pairs, scores_of, turn_scores
+    from .projection import add_selected_projection
+
+    guided = {t.uid: t for t in trajectories if guidance.get(t.uid)}
+    for t in guided.values():
+        if any(turn.reply_ids and not turn.prompt_ids for turn in t.turns):
+            raise ConfigurationError(
+                f"The record of {t.uid} holds no prompt ids, so it cannot be scored. Train with "
+                '`save_trajectories="full"` to keep them, or analyze without a model.'
+            )
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own_forward = base.__dict__.get("forward")
+    add_selected_projection(base, temperature)
+    try:
+        window = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        rows = [row for t in guided.values() for row in build_rows(t)]
+        plan = plan_pairs(rows, guided, guidance, window)
+        with torch.no_grad(), frozen_mode(model):
+            logps = score_pairs(model, plan.pairs, max_tokens=max_tokens, pad_token_id=pad_token_id)
+        scores = turn_scores(plan, logps, guided)
+    finally:
+        del base.forward
+        if own_forward is not None:
+            base.forward = own_forward
+    return {uid: scores_of(t, scores) for uid, t in guided.items()}

@@ -1,0 +1,141 @@
+"""From a configuration to the settings and stages of a rollout batch; only names are translated here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..analyzer.base import Analyzer
+from ..analyzer.extractive import ExtractiveAnalyzer
+from ..analyzer.prompts import load_prompts
+from ..config import TASPOConfig
+from ..environments.base import attribute
+from ..environments.workers import EnvironmentPool
+from ..guidance.block import Composer
+from ..guidance.constructions import make_construction
+from ..guidance.stage import GuidanceStage
+from ..loss.importance import importance_settings
+from ..rollout.loop import RolloutSettings
+from ..rollout.rewards import RewardFunction, RewardSettings
+from .rollout_batch import ExperienceSettings
+
+
+def make_guidance(
+    args: TASPOConfig, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer, calls: list
+) -> GuidanceStage:
+    """The stage that gives each trajectory its guidance; requests and replies are appended to `calls`."""
+    probes = pool.probes
+    tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
+    construction = make_construction(
+        args.guidance,
+        Composer(tokenizer, args.max_guidance_tokens, tags),
+        analyzer=analyzer,
+        skill_of=lambda t: attribute(probes[t.environment], "generic_skill")(t.family),
+        max_evidence_items=args.max_evidence_items,
+        max_guidance_items=args.max_guidance_items,
+        max_chars=args.analyzer_context_chars,
+        prompts=load_prompts(args.analyzer_prompts),
+        on_reply=lambda request, reply: calls.append((request, reply)),
+    )
+    return GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
+
+
+def rollout_settings(args: TASPOConfig, model_window: int | None) -> RolloutSettings:
+    """What bounds and shapes an episode."""
+    return RolloutSettings(
+        context=args.context,
+        history_length=args.history_length,
+        max_turns=args.max_turns,
+        max_completion_length=args.max_completion_length,
+        max_episode_tokens=args.max_episode_tokens,
+        max_prompt_length=args.max_prompt_length,
+        model_window=model_window,
+        environment_timeout=args.environment_timeout,
+    )
+
+
+def reward_settings(
+    args: TASPOConfig,
+    pool: EnvironmentPool,
+    functions: Sequence[RewardFunction],
+    weights: Sequence[float],
+    names: Sequence[str],
+    extra: Mapping[str, Any],
+    columns: Sequence[str] = (),
+) -> RewardSettings:
+    """Where the training reward comes from, for each environment."""
+    return RewardSettings(
+        source=args.training_reward or "success",
+        source_of={name: args.training_reward or one.training_reward for name, one in pool.traits.items()},
+        functions=functions,
+        weights=weights,
+        names=names,
+        invalid_action_penalty=args.invalid_action_penalty,
+        extra=extra,
+        columns=columns,
+    )
+
+
+def experience_settings(
+    args: TASPOConfig, model_window: int | None, *, has_reference: bool, has_entropy_bonus: bool
+) -> ExperienceSettings:
+    """What the stages after the rollout need to know."""
+    return ExperienceSettings(
+        credit={
+            "allocation": args.allocation,
+            "clip": args.shift_clip,
+            "threshold": args.shift_threshold,
+            "temperature": args.score_temperature,
+            "weight_range": args.weight_range,
+            "step_size": args.weight_step_size,
+        },
+        max_tokens=args.micro_batch_tokens,
+        scale_rewards=args.scale_rewards,
+        mask_truncated=args.mask_truncated_completions,
+        has_reference=has_reference,
+        has_entropy_bonus=has_entropy_bonus,
+        model_window=model_window,
+        correction=importance_settings(args),
+        records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
+        records_with_prompt_ids=args.save_trajectories == "full",
+    )
+
+
+def configured_analyzer(args: TASPOConfig) -> Analyzer:
+    """[`~taspo_trl.analyzer.LiteLLMAnalyzer`] when `analyzer_model` is set and used, else the embedded analyzer.
+
+    Raises:
+        ConfigurationError: there is no such provider, no key, no usable address or cache.
+    """
+    if args.analyzer_model is None or args.guidance != "aligned":
+        return ExtractiveAnalyzer()
+    from ..analyzer.llm.analyzer import LiteLLMAnalyzer
+
+    return LiteLLMAnalyzer(
+        args.analyzer_model,
+        api_base=args.analyzer_api_base,
+        timeout=args.analyzer_timeout,
+        attempts=args.analyzer_attempts,
+        max_output_tokens=args.analyzer_max_tokens,
+        requests_per_minute=args.analyzer_requests_per_minute,
+        tokens_per_minute=args.analyzer_tokens_per_minute,
+        budget_usd=args.analyzer_budget_usd,
+        budget_tokens=args.analyzer_budget_tokens,
+        cache=None if args.analyzer_cache == "no" else args.analyzer_cache,
+        run=str(Path(args.output_dir or ".").resolve()),
+        required=args.analyzer_required,
+    )
+
+
+def keep_trained_weights_in_float32(model: torch.nn.Module) -> None:
+    """Turn trained parameters of half precision into float32, in place.
+
+    float16's loss scaler refuses gradients of any other type, and TRL keeps the adapter of a quantised base in
+    bfloat16.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()

@@ -1,0 +1,94 @@
+"""What TRL's checkpoints lack: the rows of a partly used rollout batch, and where in it the run stands.
+
+The rows are in a file of their own, whose name begins with `_`: they hold what the policy wrote in its episodes, and
+checkpoints may be pushed to the Hub without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError
+from ..loss.batches import LossRow, from_state, to_state
+
+
+Buffer = list[list[list[LossRow]]]
+"""For each micro-step of a rollout batch its micro-batches of rows."""
+
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The position of a run inside its rollout batches."""
+
+    step: int
+    """Micro-steps taken so far (TRL's `_step`)."""
+    buffer: Buffer | None
+    """This process's rows of a partly used rollout batch; None between batches, and where the rows did not travel."""
+    layout: Mapping[str, int]
+    """The settings that the buffer was made for; a run with others cannot use it."""
+
+
+def state_path(folder: str | Path, process_index: int) -> Path:
+    """Where the state of a process lies in a checkpoint folder."""
+    return Path(folder) / f"taspo_state_{process_index}.pt"
+
+
+def rows_path(folder: str | Path, process_index: int) -> Path:
+    """Where the rows of a process lie in a checkpoint folder."""
+    return Path(folder) / f"_taspo_rows_{process_index}.pt"
+
+
+def save_state(folder: str | Path, process_index: int, state: TrainingState) -> None:
+    """Write the state into a checkpoint folder: tensors, numbers and strings, which load without running code."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {"version": _VERSION, "step": state.step, "layout": dict(state.layout)}, state_path(folder, process_index)
+    )
+    rows = rows_path(folder, process_index)
+    if state.buffer is None:
+        rows.unlink(missing_ok=True)  # those of an earlier run in the same folder
+        return
+    buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]
+    torch.save({"version": _VERSION, "step": state.step, "buffer": buffer}, rows)
+
+
+def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
+    """Read what [`save_state`] wrote; None when the checkpoint has no such file.
+
+    A process that the run did not have before stands where the first one does.
+
+    Raises:
+        ConfigurationError: the file has a layout that this version of the package does not know.
+    """
+    path = state_path(folder, process_index)
+    if not path.exists():
+        path = state_path(folder, 0)
+    if not path.exists():
+        return None
+    data = _load(path)
+    rows = rows_path(folder, process_index)
+    kept = _load(rows) if rows.exists() else {}
+    # A push adds files and removes none: `last-checkpoint` on the Hub may still have the rows of an earlier one.
+    buffer = _buffer(kept["buffer"]) if kept.get("step") == data["step"] else None
+    return TrainingState(data["step"], buffer, data["layout"])
+
+
+def _load(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = torch.load(path, weights_only=True)
+    if data["version"] != _VERSION:
+        raise ConfigurationError(
+            f"{path} is a training state of version {data['version']!r}, this version of taspo_trl reads {_VERSION}. "
+            "Resume with the version that wrote it."
+        )
+    return data
+
+
+def _buffer(data: Sequence) -> Buffer:
+    return [[[from_state(row) for row in batch] for batch in micro] for micro in data]

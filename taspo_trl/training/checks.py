@@ -1,0 +1,160 @@
+"""What a trainer refuses before it starts: arguments, data and models that cannot work, each with its remedy."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..config import TASPOConfig
+from ..environments.tools import ToolEnvironment
+from ..environments.workers import EnvironmentPool
+from ..errors import ConfigurationError
+from ..rollout.contexts import ChatRenderer
+
+
+def check_arguments(
+    args: Any,
+    reward_functions: Sequence[Any],
+    train_dataset: Any,
+    environment_factory: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None,
+) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for trainer arguments that cannot work together."""
+    if not isinstance(args, TASPOConfig):
+        raise ConfigurationError(f"`args` must be a TASPOConfig, got {type(args).__name__}.")
+    if args.accelerator_config.split_batches:
+        raise ConfigurationError(
+            "`accelerator_config` asks for `split_batches`, which divides a batch by the number of processes and "
+            "tears groups apart. Leave it False: `per_device_train_batch_size` counts the episodes of one process."
+        )
+    if environment_factory is None:
+        raise ConfigurationError(
+            "`environment_factory` is missing: pass the environment class, or a callable that makes an instance, for "
+            "example `environment_factory=HouseholdEnvironment`."
+        )
+    for factory in environment_factory.values() if isinstance(environment_factory, Mapping) else [environment_factory]:
+        if not callable(factory):
+            raise ConfigurationError(
+                f"`environment_factory` is an instance of {type(factory).__name__}; every episode needs "
+                "one of its own. Pass the class, or a callable that makes an instance."
+            )
+    if isinstance(environment_factory, Mapping) and not environment_factory:
+        raise ConfigurationError("`environment_factory` is an empty dictionary; it must name an environment.")
+    for function in reward_functions:
+        if not callable(function) or hasattr(function, "parameters"):
+            raise ConfigurationError(
+                f"`reward_funcs` holds a {type(function).__name__}; it takes functions. Wrap a reward model in a "
+                "function that returns one number for each trajectory."
+            )
+        if "environments" in inspect.signature(function).parameters:
+            raise ConfigurationError(
+                f"The reward function {getattr(function, '__name__', function)!r} takes the live `environments`, but "
+                "these may play another episode or live in another process by then. Give the environment a "
+                "`get_reward`, or read `trajectories`."
+            )
+    _check_dataset(args, train_dataset, environment_factory)
+
+
+def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: Any) -> None:
+    if train_dataset is None:
+        raise ConfigurationError(
+            "`train_dataset` is missing: one row for each task, for example `HouseholdEnvironment.dataset('train')`."
+        )
+    columns = getattr(train_dataset, "column_names", None) or []
+    if "seed" in columns:
+        raise ConfigurationError(
+            "The dataset has a column `seed`, but `reset` gets its seed from the trainer: the same for all members of "
+            "a group. Rename the column."
+        )
+    if isinstance(environment_factory, Mapping) and columns and "environment" not in columns:
+        raise ConfigurationError(
+            "With a dictionary of environments each row needs an `environment` column that names one of "
+            f"{', '.join(map(repr, environment_factory))}."
+        )
+    num_tasks = args.generation_batch_size // args.num_generations
+    if hasattr(train_dataset, "__len__") and len(train_dataset) < num_tasks:
+        raise ConfigurationError(
+            f"The dataset has {len(train_dataset)} tasks, but one rollout batch draws {num_tasks} "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {args.num_generations}), and "
+            "an incomplete batch is never drawn. Use more tasks or a smaller batch."
+        )
+
+
+def check_environments(
+    pool: EnvironmentPool, renderer: ChatRenderer, args: TASPOConfig, has_reward_functions: bool
+) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for environments that cannot be trained on with `args`.
+
+    Warns about environments in which no trajectory can ever give evidence.
+    """
+    for name, probe in pool.probes.items():
+        environment = probe
+        if isinstance(probe, ToolEnvironment):
+            _check_tools(probe, renderer, args, has_reward_functions)
+            environment = probe.environment
+        if (args.training_reward or pool.traits[name].training_reward) == "none" and not has_reward_functions:
+            raise ConfigurationError(
+                f"`training_reward` is 'none' for `{type(environment).__name__}`: the reward is that of "
+                "`reward_funcs`, but none are given."
+            )
+
+
+def _check_tools(
+    probe: ToolEnvironment, renderer: ChatRenderer, args: TASPOConfig, has_reward_functions: bool
+) -> None:
+    name = type(probe.environment).__name__
+    renderer.with_tools(probe.tools)
+    if args.context == "window":
+        raise ConfigurationError(
+            f"`{name}` has tools, whose results are messages of a growing chat. Use `context='conversation'`, or "
+            "leave `context` out."
+        )
+    if not (probe.has_reward or probe.has_verdict or has_reward_functions):
+        raise ConfigurationError(
+            f"`{name}` has neither `get_reward` nor `get_success`, and no `reward_funcs` are given: nothing says "
+            "how well an episode went."
+        )
+    if not probe.has_verdict and args.guidance not in ("none", "generic_skill"):
+        warnings.warn(
+            f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
+            "plain GRPO. Give the class a `get_success()`, or set `success_threshold` on the reward of its "
+            "`get_reward()`.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for models that this trainer would train wrongly."""
+    if is_vision_model:
+        raise ConfigurationError(
+            "The processing class belongs to a vision-language model; TASPOTrainer trains on text. Pass its tokenizer."
+        )
+    if has_router_loss:
+        raise ConfigurationError(
+            f"{type(model).__name__} is a mixture-of-experts model with a load-balancing loss, which is not part of "
+            "the objective. Set `router_aux_loss_coef=0.0`."
+        )
+    adapters = getattr(model, "peft_config", None) or {}
+    if any(getattr(one, "is_prompt_learning", False) for one in adapters.values()):
+        raise ConfigurationError(
+            "Prompt-learning adapters put virtual tokens before the context, which moves every position that is "
+            "scored. Use LoRA or full training."
+        )
+
+
+def check_parallelism(config: Any) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for processes that would have to share a row.
+
+    Args:
+        config ([`~accelerate.ParallelismConfig`], *optional*):
+            The accelerator's.
+    """
+    size = getattr(config, "non_data_parallel_size", 1)
+    if size > 1:
+        raise ConfigurationError(
+            f"Tensor, context or sequence parallelism makes {size} processes compute one row together, but "
+            "TASPOTrainer gives each process rows of its own. Set `tp_size`, `cp_size` and `sp_size` to 1; use FSDP2 "
+            "or DeepSpeed ZeRO-3 for a model that does not fit one device."
+        )

@@ -1,0 +1,121 @@
+"""Forwards of the frozen policy over a planned batch: old and reference log-probabilities, and paired scores.
+
+Every process runs the same number of forwards, because sharded models need all processes for each. No gradient, no
+dropout; every training flag is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from trl.trainer.utils import use_adapter
+
+from ..generation.frozen import frozen_mode
+from ..loss.batches import LossRow, collate, logps_of, with_logps
+from ..loss.plan import UpdatePlan
+from ..scoring.paired import PairedLogps, PairedRow, num_score_batches, score_pairs
+from ..scoring.projection import selected_forward
+
+
+@dataclass(frozen=True)
+class PolicyPasses:
+    """Runs the forwards of one trainer.
+
+    Args:
+        get_model (`Callable`):
+            Gives the policy as the trainer calls it now (training may wrap it), with
+            [`~taspo_trl.scoring.projection.add_selected_projection`].
+        ref_model (*optional*):
+            The frozen reference; None means the policy with its adapter off (or its frozen copy).
+        accelerator (`Accelerator`):
+            Device, precision, processes.
+        gather (`Callable`):
+            All processes' lists, joined in the order of the processes.
+        max_tokens (`int`):
+            Bound on rows x longest row of a forward.
+        pad_token_id (`int`), pad_to_multiple_of (`int`, *optional*):
+            As in TRL.
+    """
+
+    get_model: Callable[[], Any]
+    ref_model: Any
+    accelerator: Accelerator
+    gather: Callable[[list], list]
+    max_tokens: int
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+
+    @property
+    def model(self) -> Any:
+        return self.get_model()
+
+    def collate(self, rows: Sequence[LossRow]) -> dict[str, torch.Tensor]:
+        """The tensors of a micro-batch, on the device; float64 for a float64 model."""
+        return collate(
+            rows,
+            pad_token_id=self.pad_token_id,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            device=self.accelerator.device,
+            dtype=torch.float64 if self.model.dtype == torch.float64 else torch.float32,
+        )
+
+    def with_logps(self, plan: UpdatePlan, *, old: bool, reference: bool) -> dict[int, LossRow]:
+        """The rows of this process with log pi_old and log pi_ref, in the micro-batches of the update.
+
+        Since the update runs the same micro-batches, its first ratio is exactly 1.
+        """
+        rows = dict(plan.loss_rows)
+        if not old and not reference:
+            return rows
+        with torch.no_grad():
+            for micro, indices in zip(plan.batches(rows), plan.micro_batches, strict=True):
+                for batch, members in zip(micro, indices, strict=True):
+                    tensors = self.collate(batch)
+                    old_logps = logps_of(self._policy_logps(tensors), batch) if old else None
+                    ref_logps = logps_of(self._reference_logps(tensors), batch) if reference else None
+                    for k, row in enumerate(members):  # a zero row has no members
+                        rows[row] = with_logps(
+                            rows[row],
+                            old_logps=old_logps[k] if old_logps else None,
+                            ref_logps=ref_logps[k] if ref_logps else None,
+                        )
+        return rows
+
+    def score(self, pairs: Sequence[PairedRow]) -> list[PairedLogps]:
+        """Score the pairs of the global batch, each process a share of about equal tokens."""
+        num_processes = self.accelerator.num_processes
+        order = sorted(range(len(pairs)), key=lambda k: (-len(pairs[k].ids), k))
+        shares = [order[process::num_processes] for process in range(num_processes)]
+        num_batches = max(num_score_batches([pairs[k] for k in share], self.max_tokens) for share in shares)
+        mine = shares[self.accelerator.process_index]
+        with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
+            scored = score_pairs(
+                self.accelerator.unwrap_model(self.model),
+                [pairs[k] for k in mine],
+                max_tokens=self.max_tokens,
+                pad_token_id=self.pad_token_id,
+                forward=self.model,
+                num_batches=num_batches,
+            )
+        results = dict(self.gather(list(zip(mine, scored, strict=True))))
+        return [results[k] for k in range(len(pairs))]
+
+    def _policy_logps(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with frozen_mode(self.model):
+            return self._logps(self.model, tensors)
+
+    def _reference_logps(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if self.ref_model is not None:
+            return self._logps(self.ref_model, tensors)
+        adapters = self.accelerator.unwrap_model(self.model)
+        name = "ref" if "ref" in adapters.peft_config else None
+        with frozen_mode(self.model), use_adapter(adapters, adapter_name=name):
+            return self._logps(self.model, tensors)
+
+    def _logps(self, model: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with self.accelerator.autocast():
+            return selected_forward(model, tensors).logps

@@ -1,0 +1,53 @@
+"""Hands a rollout batch to TRL's own metrics and to its table of completions."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from ..reporting.metrics import COUNTS
+from ..rollout.rewards import conversation_of
+from .rollout_batch import Experience
+
+
+def log_experience(
+    experience: Experience, state: Any, metrics: MutableMapping[str, list[float]], logs: MutableMapping[str, Any]
+) -> None:
+    """Append a rollout batch to what TRL's `log` averages, prints and uploads.
+
+    Args:
+        experience (`Experience`):
+            The rollout batch.
+        state ([`~transformers.TrainerState`]):
+            Its `num_input_tokens_seen` is advanced by the tokens of every turn, prompts included.
+        metrics (`MutableMapping[str, list[float]]`):
+            TRL's `_metrics["train"]`.
+        logs (`MutableMapping[str, Any]`):
+            TRL's `_logs`: prompts, completions, rewards, advantages and extra columns, one entry a trajectory.
+    """
+    # TRL's `log` averages over the batches since the last one; a reason that a batch does not name counts 0 in it.
+    num_earlier = len(metrics["reward"])
+    for name in {*metrics, *experience.metrics}:
+        if name.startswith(COUNTS):
+            metrics[name].extend([0.0] * (num_earlier - len(metrics[name])))
+            metrics[name].append(experience.metrics.get(name, 0.0))
+        elif name in experience.metrics:
+            metrics[name].append(experience.metrics[name])
+    trajectories = [member for one in experience.collected for member in one.group.trajectories]
+    state.num_input_tokens_seen += sum(
+        len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns
+    )
+    metrics["num_tokens"] = [state.num_input_tokens_seen]
+    # A column that an earlier batch had and this one lacks is filled up: TRL's table takes the last rows of each.
+    names = sorted({*logs["rewards"], *(name for t in trajectories for name in t.rewards)})
+    for trajectory, advantage in zip(trajectories, experience.advantages, strict=True):
+        prompt, completion = conversation_of(trajectory)
+        logs["prompt"].append(prompt)
+        logs["completion"].append(completion)
+        logs["advantages"].append(advantage)
+        for name in names:
+            logs["rewards"][name].append(trajectory.rewards.get(name))
+    for column in sorted({*logs["extra"], *(column for one in experience.collected for column in one.extra_logs)}):
+        for one in experience.collected:
+            missing = [None] * len(one.group.trajectories)
+            logs["extra"][column].extend(one.extra_logs.get(column, missing))

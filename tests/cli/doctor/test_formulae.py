@@ -1,0 +1,177 @@
+"""The doctor's arithmetic against numbers worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from taspo_trl.cli.doctor.devices import GPU, Devices
+from taspo_trl.cli.doctor.findings import Finding, Status
+from taspo_trl.cli.doctor.memory import (
+    Adapters,
+    ModelShape,
+    Precision,
+    Setup,
+    cache_bytes,
+    estimate_memory,
+    weight_bytes,
+)
+from taspo_trl.cli.doctor.report import duration, memory_finding
+from taspo_trl.cli.doctor.timing import EFFICIENCY, Rates, batch_seconds
+from taspo_trl.cli.doctor.workload import Plan, Workload, count_batch, from_metrics
+
+
+# 4 tasks x 2, 3 turns each, prompts of 100 with 5 tokens behind the splice point, replies of 20, blocks of 30.
+WORK = Workload(turns=3, prompt_tokens=100, reply_tokens=20, suffix_tokens=5, guidance_tokens=30)
+PLAN = Plan(episodes=8, group_size=2, micro_batch_tokens=480)
+
+
+def test_window_batch_counts_by_hand():
+    one = count_batch(WORK, PLAN)
+    assert (one.turns, one.sampled_tokens, one.prompt_tokens) == (24, 480, 2400)
+    assert (one.rows, one.row_tokens, one.trained_rows) == (24, 120, 24)
+    assert (one.trained_tokens, one.loss_tokens) == (24 * 120, 24 * 20)
+    # s = 95: 94 positions once, then 26 in the plain branch and 56 in the guided one.
+    assert one.scored_tokens == 24 * (94 + 26 + 56)
+    assert (one.old_logp_tokens, one.ref_logp_tokens, one.analyzer_calls) == (0, 0, 0)
+    assert one.update_forwards == 6  # 4 rows of 120 in a micro-batch of 480
+    assert one.scoring_forwards == 3 * 8  # 3 rows of 150
+
+
+def test_conversation_batch_counts_by_hand():
+    # Prompts grow from 40 to 160, mean 100; the row is the last prompt and its reply.
+    work = Workload(turns=3, prompt_tokens=100, reply_tokens=20, first_prompt_tokens=40, guidance_tokens=30)
+    one = count_batch(work, Plan(episodes=8, group_size=2, is_conversation=True))
+    assert (one.rows, one.row_tokens, one.trained_tokens) == (8, 180, 8 * 180)
+    # s = 35: 34 once, 146 and 176 in the branches.
+    assert one.scored_tokens == 8 * (34 + 146 + 176)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value"),
+    [
+        ({"needs_old_logps": True}, "old_logp_tokens", 24 * 120),
+        ({"needs_ref_logps": True}, "ref_logp_tokens", 24 * 120),
+        ({"iterations": 2}, "trained_tokens", 2 * 24 * 120),
+        ({"guidance": "none"}, "scored_tokens", 0),
+        # One extraction and two alignments for each of 4 groups.
+        ({"asks_analyzer": True}, "analyzer_calls", 12),
+        ({"asks_analyzer": True, "guidance": "random_success"}, "analyzer_calls", 0),
+        ({"processes": 2}, "update_forwards", 3),
+    ],
+)
+def test_what_the_recipe_changes(change, name, value):
+    assert getattr(count_batch(WORK, Plan(**{**vars(PLAN), **change})), name) == value
+
+
+def test_groups_without_contrast_cost_no_update_unless_every_row_counts():
+    half = Workload(**{**vars(WORK), "mixed_groups": 0.5})
+    assert count_batch(half, PLAN).trained_rows == 12
+    everything = count_batch(half, Plan(**{**vars(PLAN), "all_contribute": True}))
+    assert everything.trained_rows == 24 and everything.scored_rows == 12
+
+
+# H = 4, I = 8, two layers, heads of size 2: two for queries, one for keys.
+SHAPE = ModelShape(
+    parameters=1000, linear_parameters=640, linear_rows=50, layer_parameters=700, vocab_size=75, hidden_size=4,
+    intermediate_size=8, num_layers=2, num_heads=2, num_key_heads=1, head_size=2, tensors=10,
+)  # fmt: skip
+
+
+def test_weights_and_cache_by_hand():
+    assert weight_bytes(SHAPE, Precision(4, 4)) == 4000
+    assert weight_bytes(SHAPE, Precision(2, 2)) == 2000
+    # 360 in 16 bit, 640 at half a byte, 10 blocks of 64 with 4 bytes each.
+    assert weight_bytes(SHAPE, Precision(2, 2, bits=4)) == 720 + 320 + 40
+    assert weight_bytes(SHAPE, Precision(2, 2, bits=8)) == 720 + 640 + 200
+    assert cache_bytes(SHAPE, Precision(2, 2)) == 2 * 2 * 2 * 2  # keys and values, layers, width, bytes
+
+
+def test_full_training_keeps_weights_gradients_and_two_moments():
+    found = estimate_memory(SHAPE, Setup(Precision(2, 2), micro_batch_tokens=0, has_reference=True))
+    assert found.resident["weights"] == found.resident["reference"] == 2000
+    assert found.resident["optimizer"] == 2 * 2000 + 4 * 10
+    assert found.stages["update"]["gradients"] == 2000
+    assert found.peak == max(found.totals.values()) >= 2000 + 2000 + 4040 + 2000
+
+
+def test_adapters_need_neither_reference_nor_optimizer_for_the_base():
+    setup = Setup(Precision(2, 2), adapters=Adapters(100, 4, weight=4), has_reference=True, micro_batch_tokens=0)
+    found = estimate_memory(SHAPE, setup)
+    assert "reference" not in found.resident
+    assert found.resident["adapters"] == 400 and found.resident["optimizer"] == 2 * 400 + 4 * 4
+    assert found.stages["update"]["gradients"] == 400
+
+
+@pytest.mark.parametrize(
+    ("sharding", "weights", "gradients", "optimizer"),
+    [
+        ("ddp", 4000, 4000, 8040),
+        ("zero2", 4000, 1000, 2010),
+        ("zero3", 1000, 1000, 2010),
+        ("fsdp2", 1000, 1000, 2010),
+    ],
+)
+def test_what_four_processes_share(sharding, weights, gradients, optimizer):
+    setup = Setup(Precision(4, 4), micro_batch_tokens=0, processes=4, sharding=sharding)
+    found = estimate_memory(SHAPE, setup)
+    assert found.resident["weights"] == weights and found.resident["optimizer"] == optimizer
+    assert found.stages["update"]["gradients"] == gradients
+
+
+def test_activations_by_hand():
+    # Per token and layer in float32: norms 2 x (16 + 4 + 32), attention 4 x (8 + 4) + 8, repeated keys 4 x 4,
+    # mask 4 x 10 for rows of ten, MLP 4 x 4 x 8.
+    layer = 104 + 56 + 16 + 40 + 128
+    plain = Setup(Precision(4, 4), micro_batch_tokens=10, row_tokens=10, is_checkpointed=False)
+    assert estimate_memory(SHAPE, plain).stages["update"]["activations"] == 10 * 2 * layer
+    saving = Setup(Precision(4, 4), micro_batch_tokens=10, row_tokens=10, is_checkpointed=True)
+    assert estimate_memory(SHAPE, saving).stages["update"]["activations"] == 10 * (2 * 16 + layer)
+
+
+def test_time_by_hand():
+    work = Workload(turns=1, prompt_tokens=8, reply_tokens=2, suffix_tokens=1, guidance_tokens=0)
+    plan = Plan(episodes=4, group_size=2, needs_ref_logps=True)
+    rates = Rates(flop=1e3 / EFFICIENCY, bandwidth=5e2 / EFFICIENCY)  # 1000 and 500 are reached
+    counts = count_batch(work, plan)
+    seconds = batch_seconds(
+        counts, work, plan, SHAPE, Precision(4, 4), rates, concurrency=2, is_full=True, is_checkpointed=True
+    )
+    # A forward over 4 rows of 10: 2 x 700 x 40 in the layers, 2 layers x 2 x width 4 x row 10 x 40 in attention,
+    # 2 x 75 x 4 for each of 8 replied tokens.
+    forward = (56000 + 6400 + 4800) / 1000
+    assert seconds.logps == pytest.approx(forward)
+    assert seconds.update == pytest.approx(4 * forward)
+    # Two waves of 2 steps: 4000 bytes of weights and 2 rows x 9 tokens x 32 bytes of keys and values, against
+    # 2 x (2 x 700 + 2 x 2 x 4 x 18 + 2 x 75 x 4) operations: the bytes take longer.
+    prefill = (2 * 700 * 32 + 2 * 2 * 4 * 8 * 32 + 600 * 4) / 1000
+    assert seconds.sampling == pytest.approx(prefill + 4 * max((4000 + 576) / 500, 2 * (1400 + 288 + 600) / 1000))
+    elsewhere = batch_seconds(
+        counts, work, plan, SHAPE, Precision(4, 4), rates, concurrency=0, is_full=True, is_checkpointed=True
+    )
+    assert elsewhere.sampling is None and elsewhere.total == pytest.approx(seconds.total - seconds.sampling)
+
+
+def test_means_of_a_run_replace_the_limits():
+    logged = {"turns/mean": 7.0, "prompts/mean_length": 50.0, "frac_reward_zero_std": 0.25}
+    calls = {"calls": 10.0, "cached_share": 0.5, "tokens_prompt": 1000.0, "tokens_completion": 50.0}
+    logged |= {f"analyzer/{name}": value for name, value in calls.items()}
+    found = from_metrics(logged, WORK)
+    assert (found.turns, found.prompt_tokens, found.reply_tokens, found.mixed_groups) == (7, 50, 20, 0.75)
+    assert (found.analyzer_prompt_tokens, found.analyzer_reply_tokens) == (200, 10)  # of the 5 that were asked
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "0.25 s"), (45, "45 s"), (150, "2.5 min"), (36000, "10.0 h"), (864000, "10.0 days")]
+)
+def test_durations_have_a_fitting_unit(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_gpu_too_small_is_a_warning():
+    class Found:
+        memory = estimate_memory(SHAPE, Setup(Precision(2, 2)))
+
+    small = Devices(gpus=(GPU("small", 1000, True),))
+    found = memory_finding(Found(), small)
+    assert isinstance(found, Finding) and found.status is Status.WARNING
+    assert memory_finding(Found(), Devices(gpus=(GPU("large", 2**40, True),))) is None

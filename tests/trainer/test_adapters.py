@@ -1,0 +1,134 @@
+"""LoRA and QLoRA: what is pi_old, what is the reference, what is trained, in every precision that runs here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import LlamaForCausalLM
+
+from taspo_trl.errors import ConfigurationError
+from taspo_trl.scoring.paired import PairedRow
+from tests import tiny
+from tests.trainer.test_trainer import history, scripted
+
+
+LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+
+
+def test_old_policy_is_the_current_adapter(tmp_path):
+    """Scored with the adapter on: the shifts are those of the merged model."""
+    made, _ = scripted(tmp_path, peft_config=LoraConfig(**LORA))
+    pair = PairedRow(tuple(range(5, 40)), 10, (60, 61), tuple(range(12, 35)))
+    adapted = made.experience_maker.passes.score([pair])[0]
+    merged, _ = scripted(tmp_path / "merged", model=_plain_copy(made.model.merge_and_unload()))
+    assert adapted.guided == pytest.approx(merged.experience_maker.passes.score([pair])[0].guided, abs=1e-5)
+    base, _ = scripted(tmp_path / "base")
+    assert adapted.guided != pytest.approx(base.experience_maker.passes.score([pair])[0].guided, abs=1e-3)
+
+
+def _plain_copy(model):
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    return copy
+
+
+def test_reference_is_the_adapter_off_or_its_frozen_copy(tmp_path):
+    """A new adapter starts away from the base, so its KL is positive at once; a loaded one is its own reference."""
+    fresh, _ = scripted(tmp_path, peft_config=LoraConfig(**LORA), beta=0.1)
+    fresh.train()
+    assert history(fresh, "kl")[0] > 1e-4
+    loaded, _ = scripted(
+        tmp_path / "loaded", model=get_peft_model(tiny.model(), LoraConfig(**LORA)), beta=0.1, max_steps=2
+    )
+    frozen = {n: p.clone() for n, p in loaded.model.named_parameters() if ".ref." in n}
+    loaded.train()
+    assert history(loaded, "kl")[0] == pytest.approx(0, abs=1e-6) and history(loaded, "kl")[1] > 1e-7
+    assert frozen and all(torch.equal(p, loaded.model.get_parameter(n)) for n, p in frozen.items())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_lora_trains_with_dropout_checkpointing_and_bf16(tmp_path, checkpointing, bf16):
+    peft_config = LoraConfig(**LORA, lora_dropout=0.2)
+    made, _ = scripted(
+        tmp_path,
+        peft_config=peft_config,
+        gradient_checkpointing=checkpointing,
+        bf16=bf16,
+        num_iterations=2,
+        max_steps=2,
+    )
+    before = tiny.parameters(made)
+    made.train()
+    moved = [n for n, p in tiny.parameters(made).items() if not torch.equal(p, before[n])]
+    assert moved and all("lora_" in name for name in moved)
+    assert all(torch.isfinite(p).all() for p in made.model.parameters())
+
+
+def test_checkpointing_changes_no_gradient(tmp_path):
+    runs = []
+    for checkpointing in (False, True):
+        made, _ = scripted(
+            tmp_path / str(checkpointing), gradient_checkpointing=checkpointing, optim="sgd", learning_rate=1.0
+        )
+        made.train()
+        runs.append(tiny.parameters(made))
+    assert all(torch.allclose(runs[0][name], runs[1][name], atol=1e-6) for name in runs[0])
+
+
+def test_adapters_that_move_positions_or_the_head_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="virtual tokens"):
+        scripted(tmp_path, peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    with pytest.raises(ValueError, match="lm_head"):
+        scripted(tmp_path, peft_config=LoraConfig(r=2, target_modules=["lm_head"]))
+
+
+def test_adapter_saves_and_loads_without_this_package(tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    folder = tmp_path / "base"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    made, _ = scripted(tmp_path / "run", model=str(folder), processing_class=None, peft_config=LoraConfig(**LORA))
+    made.train()
+    made.save_model(str(tmp_path / "adapter"))
+    ids = torch.arange(5, 20).unsqueeze(0)
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    made.model.eval()
+    assert torch.allclose(loaded(ids).logits, made.model(input_ids=ids).logits, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_four_bit_base_with_lora_trains_on_the_cpu(tmp_path):
+    """QLoRA: nf4 base, adapters in bfloat16, KL against the adapter off, scoring included."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (taspo_trl[quantization])")
+    from transformers import BitsAndBytesConfig
+
+    folder = tmp_path / "base"
+    tiny.model(hidden_size=64, intermediate_size=128).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    made, _ = scripted(
+        tmp_path / "run",
+        by_member=("inventory", "inventory", "look", "look"),
+        model=str(folder),
+        processing_class=None,
+        quantization_config=quantization,
+        peft_config=LoraConfig(**LORA),
+        model_init_kwargs={"dtype": torch.bfloat16, "device_map": {"": "cpu"}},
+        beta=0.1,
+        bf16=True,
+        max_steps=2,
+    )
+    assert any("Linear4bit" in type(module).__name__ for module in made.model.modules())
+    packed = {n: p.clone() for n, p in made.model.named_parameters() if not p.requires_grad}
+    before = tiny.parameters(made)
+    made.train()
+    moved = [n for n, p in tiny.parameters(made).items() if not torch.equal(p, before[n])]
+    assert moved and all("lora_" in name for name in moved)
+    assert all(torch.equal(p, made.model.get_parameter(n)) for n, p in packed.items()), "the 4-bit base moved"
+    assert history(made, "guidance/coverage")[0] > 0 and history(made, "credit/weight_std")[0] > 0
+    assert history(made, "kl")[0] > 0
