@@ -6,10 +6,10 @@ Shapes are given with T for the turns of a trajectory and |R| for the reply toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 
 class StopReason(StrEnum):
@@ -210,6 +210,32 @@ class Extraction:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Privileged text that one branch of the scoring sees: what, in which turns, and where."""
+
+    turns: tuple[tuple[int, ...] | None, ...]
+    """Token ids for each turn. None = the turn has no block and is not scored with one; `()` = the empty block, which
+    is scored like any other (a placebo: its shifts are exactly 0)."""
+    texts: tuple[str, ...] = ()
+    """The same as text, decoded from the ids; empty where a turn has no block."""
+    place: Literal["splice", "start"] = "splice"
+    """`"splice"`: at the context's splice index. `"start"`: before the whole chat."""
+
+    @classmethod
+    def whole(cls, ids: Sequence[int], num_turns: int, text: str = "") -> Block:
+        """One block for all turns of a trajectory."""
+        return cls((tuple(ids),) * num_turns, (text,) * num_turns)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every turn has the same block."""
+        return len(set(self.turns)) <= 1
+
+    def __bool__(self) -> bool:
+        return any(ids is not None for ids in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
 class Guidance:
     """P_i with its pedigree, for one target trajectory."""
 
@@ -244,6 +270,29 @@ class TurnScore:
     def shifts(self) -> tuple[float, ...]:
         """Delta_itk (E3) over the turn's action tokens."""
         return tuple(g - p for g, p in zip(self.guided_logps, self.plain_logps, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyScore:
+    """The log-probabilities of one turn's reply tokens, plain and in each guided branch."""
+
+    plain: tuple[float, ...] = ()
+    """log pi_old(y_k | h, y_<k) over R_it; NaN outside the scope that was asked for."""
+    guided: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Block name -> log pi_T(y_k | P, h, y_<k) over R_it."""
+    unscorable: str = ""
+    """Why there is nothing: for example empty_mask, no_splice_index, over_window, non_finite. Empty = scored."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Block name -> why this block alone has no score."""
+
+    def shifts(self, block: str | None = None) -> tuple[float, ...] | None:
+        """Delta_itk (E3) over R_it under `block` (by default the only one); None without a usable score of it."""
+        if self.unscorable or not self.guided:
+            return None
+        guided = next(iter(self.guided.values())) if block is None else self.guided.get(block)
+        if guided is None:
+            return None
+        return tuple(g - p for g, p in zip(guided, self.plain, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -401,6 +401,6 @@ def test_settings_reach_the_equations():
 
 @pytest.mark.parametrize("broken", [[1.2, 1.0], [1.5, 0.5], [NAN, 1.0]])
 def test_broken_guarantee_is_raised_as_a_bug(monkeypatch, broken):
-    monkeypatch.setattr("taspo_trl.credit.credit_weights", lambda *args: broken)
+    monkeypatch.setattr("taspo_trl.credit.taspo.credit_weights", lambda *args: broken)
     with pytest.raises(InvariantError, match="'t' break E1"):
         assign_credit("t", 1.0, scored([0.5], [-0.5]), masks(1, 1))

@@ -1,0 +1,341 @@
+"""The seam for credit: what a rule sees, what it gives back, what it needs, and what it promises.
+
+Pure. A method is up to three choices: an *advantage rule* says what each turn is worth (A_it), a *weight rule* says
+what each sampled token carries (A~_itk), a *distillation term* adds a loss of its own (`loss/distillation.py`). A
+rule is a small frozen object in a file of its own; `methods/` puts rules together under a name.
+
+Shapes are ragged, with trajectories in the order of [`Batch.trajectories`]: `Ragged` is `[trajectory][turn]`,
+`TokenRagged` is `[trajectory][turn][token]` over the reply tokens R_it, the end token included. One group of two
+episodes, of two turns and one turn, with replies of 3, 2 and 4 tokens:
+
+    Ragged       [[A_00, A_01], [A_10]]
+    TokenRagged  [[[a, a, a], [b, b]], [[c, c, c, c]]]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol
+
+from ..errors import InvariantError
+from ..types import ReplyScore, Trajectory, TrajectoryGroup
+
+
+Ragged = list[list[float]]
+TokenRagged = list[list[list[float]]]
+StateKey = Callable[[Trajectory, int], Hashable]
+"""(trajectory, t) -> the state before the action of turn t, for t = 0..T_i (T_i: the state after the last action)."""
+
+Scope = Literal["none", "action", "reply"]
+Teacher = Literal["rollout", "stale", "ema", "frozen", "model"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rule asks of the stages before it. The stages are planned from this, and from nothing else.
+
+    Args:
+        blocks (`tuple[str, ...]`, *optional*, defaults to `()`):
+            Names of the guidance blocks that are scored, each in a branch of its own; none = no second forward.
+        scope (`str`, *optional*, defaults to `"none"`):
+            Which tokens of a turn are scored: `"action"` (M_it), `"reply"` (R_it), or `"none"`.
+        teacher (`str`, *optional*, defaults to `"rollout"`):
+            Who plays the guided branch: `"rollout"` = pi_old, `"stale"` = a copy taken every `teacher_every` updates,
+            `"ema"` = an average (each update: teacher <- (1 - `teacher_rate`) teacher + `teacher_rate` student),
+            `"frozen"` = the initial policy, `"model"` = another model.
+        plain_only (`bool`, *optional*, defaults to `False`):
+            The teacher sees what the student sees: scores without any block.
+        flat_groups (`bool`, *optional*, defaults to `False`):
+            Trajectories with A_i = 0 get blocks and keep their rows too.
+        vocabulary (`int`, *optional*, defaults to `0`):
+            Distillation terms only: 0 = the sampled token, k > 0 = the top k, -1 = the whole distribution.
+        top_of (`str`, *optional*, defaults to `"student"`):
+            Whose top k is taken.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            Of the distributions that a distillation term compares.
+        state_key (`bool`, *optional*, defaults to `False`):
+            Whether [`Batch.state_key`] is asked.
+        values (`int`, *optional*, defaults to `0`):
+            Continuations played from each state for [`Batch.values`]; 0 = none.
+        final_scores (`bool`, *optional*, defaults to `False`):
+            Advantage rules only: whether [`Batch.scores`] is read.
+    """
+
+    blocks: tuple[str, ...] = ()
+    scope: Scope = "none"
+    teacher: Teacher = "rollout"
+    teacher_every: int = 10
+    teacher_rate: float = 0.05
+    plain_only: bool = False
+    flat_groups: bool = False
+    vocabulary: int = 0
+    top_of: Literal["student", "teacher"] = "student"
+    temperature: float = 1.0
+    state_key: bool = False
+    values: int = 0
+    final_scores: bool = False
+
+
+NOTHING = Needs()
+"""No block, no forward, no state."""
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What a weight rule promises of A~ against A; checked at every step, see [`check_guarantees`].
+
+    Args:
+        keeps_sign (`bool`, *optional*, defaults to `True`):
+            A~ never has the other sign.
+        bounds (`tuple[float, float]`, *optional*):
+            A~ / A lies inside.
+        mean_one (`str`, *optional*):
+            `"turns"`: the mean of A~ / A over the T_i turns is 1. `"action_tokens"`: over each trajectory's pool of
+            scored action tokens. `"each_action"`: over the action tokens of each turn.
+        identity_at_zero (`bool`, *optional*, defaults to `True`):
+            Where every shift of a trajectory is 0, A~ = A exactly.
+        flat_is_zero (`bool`, *optional*, defaults to `True`):
+            A_it = 0 gives A~ = 0.
+    """
+
+    keeps_sign: bool = True
+    bounds: tuple[float, float] | None = None
+    mean_one: Literal["turns", "action_tokens", "each_action"] | None = None
+    identity_at_zero: bool = True
+    flat_is_zero: bool = True
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The played, scored groups of one rollout batch, the same on every process.
+
+    Args:
+        groups (`tuple[TrajectoryGroup, ...]`):
+            With their rewards.
+        outcome (`tuple[float, ...]`):
+            A_i of each trajectory, computed once for guidance, credit and metrics alike; 0.0 for unusable ones.
+        scores (`Mapping[tuple[str, int], ReplyScore]`, *optional*):
+            (trajectory uid, turn index) -> log-probabilities with and without each block. A turn that is not there was
+            not asked for.
+        step (`int`, *optional*, defaults to `0`):
+            n, completed optimizer updates.
+        num_steps (`int`, *optional*, defaults to `0`):
+            Updates of the whole run, for schedules that are scaled; 0 = unknown.
+        state_key (`Callable`, *optional*):
+            Which turns stand in the same state.
+        values (`Mapping[tuple[str, int], float]`, *optional*):
+            (trajectory uid, t) -> V of the state before turn t (t = T_i: after the last action).
+    """
+
+    groups: tuple[TrajectoryGroup, ...]
+    outcome: tuple[float, ...]
+    scores: Mapping[tuple[str, int], ReplyScore] = field(default_factory=dict)
+    step: int = 0
+    num_steps: int = 0
+    state_key: StateKey | None = None
+    values: Mapping[tuple[str, int], float] = field(default_factory=dict)
+
+    @cached_property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """All trajectories, group by group."""
+        return tuple(t for group in self.groups for t in group.trajectories)
+
+    @cached_property
+    def outcome_of(self) -> Mapping[str, float]:
+        """A_i by trajectory uid."""
+        return {t.uid: a for t, a in zip(self.trajectories, self.outcome, strict=True)}
+
+    def shifts(self, trajectory: Trajectory, turn_idx: int, block: str) -> tuple[float, ...] | None:
+        """Delta_itk over R_it (NaN outside the asked scope); None for a turn that has no usable score of `block`."""
+        score = self.scores.get((trajectory.uid, turn_idx))
+        return None if score is None else score.shifts(block)
+
+    def action_shifts(self, trajectory: Trajectory, turn_idx: int, block: str) -> tuple[float, ...] | None:
+        """Delta_itk over M_it; None for a turn that has no usable score of `block`, or no action tokens."""
+        shifts = self.shifts(trajectory, turn_idx, block)
+        if shifts is None:
+            return None
+        mask = trajectory.turns[turn_idx].action_mask
+        return tuple(shift for shift, is_action in zip(shifts, mask, strict=True) if is_action) or None
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What a weight rule gives.
+
+    Args:
+        advantages (`TokenRagged`):
+            A~_itk.
+        weights (`Ragged`, *optional*):
+            w_it as the rule computed it, for records and pictures; None = the mean of A~ / A_i over the turn.
+        supports (`Sequence[Sequence[float | None]]`, *optional*):
+            The evidence behind each turn's weight (TASPO: d_it); None where a turn has none.
+        fallbacks (`Sequence[str]`, *optional*):
+            For each trajectory why A~ = A; empty where it is not.
+        token_weights (`TokenRagged | None`, *optional*):
+            Weights inside the turns, where they differ there.
+    """
+
+    advantages: TokenRagged
+    weights: Ragged | None = None
+    supports: Sequence[Sequence[float | None]] | None = None
+    fallbacks: Sequence[str] | None = None
+    token_weights: TokenRagged | None = None
+
+
+class AdvantageRule(Protocol):
+    """(a) What each turn is worth."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def __call__(self, batch: Batch) -> Ragged:
+        """A_it; 0.0 for every turn of an unusable trajectory."""
+
+
+class WeightRule(Protocol):
+    """(b) What each sampled token carries."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    @property
+    def guarantees(self) -> Guarantees: ...
+
+    def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
+        """A~_itk from A_it and the scores."""
+
+
+@dataclass(frozen=True)
+class OutcomeAdvantage:
+    """A_it = A_i, the group-relative advantage of the trajectory: GRPO's rule."""
+
+    needs: Needs = NOTHING
+
+    def __call__(self, batch: Batch) -> Ragged:
+        return [[a] * len(t.turns) for t, a in zip(batch.trajectories, batch.outcome, strict=True)]
+
+
+@dataclass(frozen=True)
+class NoWeights:
+    """A~_itk = A_it on every sampled token of the turn."""
+
+    needs: Needs = NOTHING
+    guarantees: Guarantees = Guarantees(bounds=(1.0, 1.0), mean_one="turns")
+
+    def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
+        return Weighed(broadcast(batch, advantages))
+
+
+def broadcast(batch: Batch, values: Ragged) -> TokenRagged:
+    """One value of each turn on all of its reply tokens."""
+    return [
+        [[value] * len(turn.reply_ids) for turn, value in zip(t.turns, row, strict=True)]
+        for t, row in zip(batch.trajectories, values, strict=True)
+    ]
+
+
+def linear_decay(start: float, step: int, zero_at: int) -> float:
+    """lambda_n = start * max(0, 1 - n / zero_at); `zero_at` 0 or less keeps `start`."""
+    return start if zero_at <= 0 else start * max(0.0, 1.0 - step / zero_at)
+
+
+def combined(*needs: Needs) -> Needs:
+    """The needs of rules that work together. They must agree on the teacher.
+
+    Raises:
+        InvariantError: two rules that ask for forwards name different teachers.
+    """
+    asking = [one for one in needs if one.blocks or one.plain_only]
+    teachers = {(one.teacher, one.teacher_every, one.teacher_rate) for one in asking}
+    if len(teachers) > 1:
+        raise InvariantError(f"Rules of one method ask for different teachers: {sorted(teachers)}.")
+    first = asking[0] if asking else NOTHING
+    scopes: tuple[Scope, ...] = ("none", "action", "reply")
+    vocabulary = next((one.vocabulary for one in needs if one.vocabulary), 0)
+    return Needs(
+        blocks=tuple(dict.fromkeys(block for one in needs for block in one.blocks)),
+        scope=max((one.scope for one in needs), key=scopes.index, default="none"),
+        teacher=first.teacher,
+        teacher_every=first.teacher_every,
+        teacher_rate=first.teacher_rate,
+        plain_only=any(one.plain_only for one in needs),
+        flat_groups=any(one.flat_groups for one in needs),
+        vocabulary=vocabulary,
+        top_of=next((one.top_of for one in needs if one.vocabulary), "student"),
+        temperature=next((one.temperature for one in needs if one.temperature != 1.0), 1.0),
+        state_key=any(one.state_key for one in needs),
+        values=max((one.values for one in needs), default=0),
+        final_scores=any(one.final_scores for one in needs),
+    )
+
+
+_SLACK = 1e-9
+
+
+def check_guarantees(batch: Batch, advantages: Ragged, weighed: Weighed, needs: Needs, promised: Guarantees) -> None:
+    """Raise [`~taspo_trl.errors.InvariantError`] unless A~ has the shape of the batch and keeps what was promised.
+
+    Args:
+        batch (`Batch`), advantages (`Ragged`), weighed (`Weighed`):
+            What a weight rule was given and what it gave.
+        needs (`Needs`), promised (`Guarantees`):
+            The rule's.
+    """
+    for i, (t, row, tokens) in enumerate(zip(batch.trajectories, advantages, weighed.advantages, strict=True)):
+        if [len(turn.reply_ids) for turn in t.turns] != [len(one) for one in tokens]:
+            raise _breach(t, "one value for each reply token", [len(one) for one in tokens])
+        values = [(a, x) for a, turn in zip(row, tokens, strict=True) for x in turn]
+        if not all(math.isfinite(x) for _, x in values):
+            raise _breach(t, "finite values", [x for _, x in values if not math.isfinite(x)][:3])
+        if promised.keeps_sign and any(a * x < 0 for a, x in values):
+            raise _breach(t, "the sign of A", [(a, x) for a, x in values if a * x < 0][:3])
+        if promised.flat_is_zero and any(a == 0 and x != 0 for a, x in values):
+            raise _breach(t, "A~ = 0 where A = 0", [x for a, x in values if a == 0 and x != 0][:3])
+        ratios = [[x / a if a else 1.0 for x in turn] for a, turn in zip(row, tokens, strict=True)]
+        if promised.bounds is not None:
+            low, high = promised.bounds
+            out = [r for turn in ratios for r in turn if not low - _SLACK <= r <= high + _SLACK]
+            if out:
+                raise _breach(t, f"A~ / A inside [{low:g}, {high:g}]", out[:3])
+        _check_means(t, ratios, promised, weighed.weights[i] if weighed.weights is not None else None)
+        if promised.identity_at_zero and _all_shifts_zero(batch, t, needs) and any(a != x for a, x in values):
+            raise _breach(t, "A~ = A where every shift is 0", [(a, x) for a, x in values if a != x][:3])
+
+
+def _check_means(t: Trajectory, ratios: Ragged, promised: Guarantees, weights: list[float] | None) -> None:
+    pools: list[list[float]] = []
+    if promised.mean_one == "turns":
+        # A turn without reply tokens carries no loss, but counts in T_i with its weight.
+        of_turns = [math.fsum(turn) / len(turn) if turn else 1.0 for turn in ratios]
+        pools = [of_turns if weights is None else weights]
+    elif promised.mean_one is not None:
+        action = [
+            [r for r, is_action in zip(turn, one.action_mask, strict=True) if is_action]
+            for turn, one in zip(ratios, t.turns, strict=True)
+        ]
+        pools = action if promised.mean_one == "each_action" else [[r for turn in action for r in turn]]
+    for pool in pools:
+        if pool and abs(math.fsum(pool) / len(pool) - 1.0) > 1e-6:
+            raise _breach(t, f"mean one over {promised.mean_one}", math.fsum(pool) / len(pool))
+
+
+def _all_shifts_zero(batch: Batch, t: Trajectory, needs: Needs) -> bool:
+    seen = [
+        shift
+        for turn_idx in range(len(t.turns))
+        for block in needs.blocks
+        for shift in batch.shifts(t, turn_idx, block) or ()
+        if not math.isnan(shift)
+    ]
+    return all(shift == 0 for shift in seen)
+
+
+def _breach(t: Trajectory, rule: str, value: object) -> InvariantError:
+    return InvariantError(
+        f"The credit of trajectory {t.uid!r} breaks its rule's promise ({rule}): {value!r}. This is a bug in "
+        "taspo_trl; please report it with the trajectory's record."
+    )
