@@ -1,0 +1,121 @@
+"""The house: where modules may lie and whom they may import (docs/architecture.md)."""
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import taspo_trl
+
+
+PACKAGE = Path(taspo_trl.__file__).parent
+ORDER = (
+    ("errors", "types", "seeds", "redaction", "background", "tokens", "version", "options"),
+    ("rows", "records"),
+    ("environments",),
+    ("generation",),
+    ("rollout",),
+    ("analyzer",),
+    ("guidance",),
+    ("scoring",),
+    ("credit",),
+    ("loss",),
+    ("config",),
+    ("evaluation",),
+    ("plots", "reporting", "viewer"),
+    ("analyze", "training"),
+    ("trainer",),
+    ("",),
+    ("quickstart",),
+    ("cli",),
+)
+"""The way of the data, from below: a room imports only from rows above its own line, or its own line."""
+MAX_ROOT_MODULES = 22
+MAX_FLOORS = 12
+
+
+def modules():
+    """Dotted name below the package -> its file; the package itself is the empty name."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room_of(module):
+    return module.split(".")[0]
+
+
+def imports_of(module, path, known):
+    """The package's modules that a module imports, at the top or inside a function."""
+    own = module.split(".") if module else []
+    package = own if path.name == "__init__.py" else own[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level:
+            base = package[: len(package) - node.level + 1]
+            source = ".".join([*base, *([node.module] if node.module else [])])
+        elif (node.module or "").split(".")[0] == "taspo_trl":
+            source = (node.module or "").partition(".")[2]
+        else:
+            continue
+        for alias in node.names:
+            name = f"{source}.{alias.name}" if source else alias.name
+            yield name if name in known else source
+
+
+@cache
+def room_imports():
+    """Room -> rooms that it imports -> one example of such an import."""
+    known = modules()
+    found = defaultdict(dict)
+    for module, path in known.items():
+        for target in imports_of(module, path, known):
+            if room_of(target) != room_of(module):
+                found[room_of(module)].setdefault(room_of(target), f"{module or '__init__'} -> {target or '__init__'}")
+    return found
+
+
+def test_every_room_has_a_place_in_the_order_and_nothing_else_has():
+    rooms = {room_of(module) for module in modules()}
+    assert sorted(rooms) == sorted(room for row in ORDER for room in row)
+
+
+def test_no_room_imports_from_a_later_stage():
+    place = {room: number for number, row in enumerate(ORDER) for room in row}
+    upward = [
+        example
+        for room, targets in room_imports().items()
+        for target, example in targets.items()
+        if place[target] > place[room]
+    ]
+    assert not upward
+
+
+def floors():
+    """Room -> length of the longest chain of imports that ends in it; raises on a circle."""
+    graph, height, open_rooms = room_imports(), {}, []
+
+    def climb(room):
+        if room in open_rooms:
+            raise AssertionError(f"an import circle: {' -> '.join([*open_rooms[open_rooms.index(room) :], room])}")
+        if room not in height:
+            open_rooms.append(room)
+            height[room] = 1 + max((climb(target) for target in graph.get(room, ())), default=0)
+            open_rooms.pop()
+        return height[room]
+
+    for room in {room_of(module) for module in modules()}:
+        climb(room)
+    return height
+
+
+def test_no_import_circle_and_few_floors():
+    assert max(floors().values()) <= MAX_FLOORS
+
+
+def test_the_root_holds_few_modules():
+    at_root = [name for name, path in modules().items() if "." not in name and path.name != "__init__.py"]
+    assert len(at_root) <= MAX_ROOT_MODULES, sorted(at_root)
