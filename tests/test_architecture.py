@@ -1,6 +1,7 @@
 """The house: where modules may lie and whom they may import (docs/architecture.md)."""
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -119,3 +120,22 @@ def test_no_import_circle_and_few_floors():
 def test_the_root_holds_few_modules():
     at_root = [name for name, path in modules().items() if "." not in name and path.name != "__init__.py"]
     assert len(at_root) <= MAX_ROOT_MODULES, sorted(at_root)
+
+
+def test_the_way_of_a_task_is_written_out_and_its_files_exist():
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    way = text.split("## One task")[1].split("## Rooms")[0]
+    lines = re.findall(r"^\d+\. (.*)$", way, re.MULTILINE)
+    assert len(lines) == 10
+    for line in lines:
+        files = re.findall(r"`([\w/]+\.py)`", line)
+        assert files, line
+        assert not [file for file in files if not (PACKAGE / file).is_file()], line
+
+
+def test_every_room_has_a_line_in_the_table_and_nothing_else_has():
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(
+        r"`(\w+)(?:\.py|/)`", "".join(re.findall(r"^\| (`.*?) \|", text.split("## Rooms")[1], re.MULTILINE))
+    )
+    assert sorted(listed) == sorted({room_of(module) for module in modules()} - {"", "version"})

@@ -60,25 +60,6 @@ def test_every_module_opens_with_its_contract():
         assert text.splitlines()[0][0].isupper() or text.startswith(("`", "vLLM")), path
 
 
-def test_the_readme_has_a_line_for_every_module_and_for_no_other():
-    listed = []
-    folders: list[str] = []
-    tree = re.search(r"<!-- tree -->(.*)<!-- /tree -->", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    for line in tree[1].splitlines():
-        found = re.match(r"((?:  )*)([\w/]+(?:\.py|/))(?:  +(\S.*))?$", line)
-        if found is None:
-            continue
-        depth, name, purpose = len(found[1]) // 2, found[2], found[3]
-        assert purpose or depth == 0, f"{name} has no purpose in the README's tree"
-        folders = folders[:depth]
-        if name.endswith("/"):
-            folders.append(name)
-        else:
-            listed.append("".join(folders) + name)
-    trivial = {path for path in MODULES if path.endswith(("__init__.py", "version.py"))}
-    assert sorted(listed) == sorted(set(MODULES) - trivial)
-
-
 def test_extras_and_base_dependencies():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")

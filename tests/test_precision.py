@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from taspo_trl import config as precision
+from taspo_trl.training.assembly import keep_trained_weights_in_float32
 
 
 @pytest.mark.parametrize("in_hardware", [True, False])
@@ -22,6 +23,6 @@ def test_trained_half_precision_weights_become_float32_and_others_stay():
     frozen = torch.nn.Linear(2, 2, dtype=torch.bfloat16).requires_grad_(False)
     model.append(frozen)
     values = [parameter.detach().clone() for parameter in model.parameters()]
-    precision.keep_trained_weights_in_float32(model)
+    keep_trained_weights_in_float32(model)
     assert [layer.weight.dtype for layer in model] == [torch.float32, torch.float32, torch.float64, torch.bfloat16]
     assert all(torch.equal(now.to(value.dtype), value) for now, value in zip(model.parameters(), values, strict=True))

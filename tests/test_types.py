@@ -61,8 +61,8 @@ HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "litellm", "datas
 @pytest.mark.parametrize(
     "modules",
     [
-        ["types", "errors", "actions", "tokens", "advantages", "credit", "rows", "tasks", "options"],
-        ["contexts", "records", "rewards"],
+        ["types", "errors", "tokens", "rollout.advantages", "credit", "credit.base", "rows", "rollout.tasks"],
+        ["rollout.contexts", "records", "rollout.rewards"],
     ],
 )
 def test_pure_files_load_no_heavy_package(modules):

@@ -15,7 +15,7 @@ COMMANDS = {
     "eval": ("evaluate", "Play each task of a split once; compare two results."),
     "analyze": ("analyze", "Run an analyzer over saved trajectories, offline."),
     "view": ("view", "Write one HTML page that shows a run."),
-    "doctor": ("doctor", "Check versions, devices, extras, servers; estimate a recipe."),
+    "doctor": ("doctor.command", "Check versions, devices, extras, servers; estimate a recipe."),
     "serve-retriever": ("serve_retriever", "Serve a passage index for Search-QA."),
     "env": ("environments", "List environments, download their data."),
 }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextlib.contextmanager

@@ -173,7 +173,7 @@ def environment_name(factory: Any, probe: Any) -> str:
     made_by = getattr(factory, "func", factory)  # a partial
     cls = made_by if isinstance(made_by, type) else type(probe)
     built_in = {class_name: name for name, class_name in ENVIRONMENTS.items()}
-    is_ours = cls.__module__.startswith(f"{__package__}.environments.")
+    is_ours = cls.__module__.startswith("taspo_trl.environments.")
     return built_in.get(cls.__name__, cls.__name__) if is_ours else cls.__name__
 
 

@@ -221,7 +221,7 @@ import json
 from types import SimpleNamespace
 
 import trackio
-from taspo_trl.traces import log_traces
+from taspo_trl.reporting.trackio import log_traces
 from tests.runs import small_group
 from trackio.sqlite_storage import SQLiteStorage
 

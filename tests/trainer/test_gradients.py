@@ -148,7 +148,7 @@ def test_conversation_rows_give_the_gradient_of_their_separate_turns(tmp_path, m
     merged, made = gradient(tmp_path, context="conversation", guidance="none")
     rows = [row for batch in made._buffer[0] for row in batch]
     assert len(rows) == 8  # one row for each episode
-    import taspo_trl.update
+    import taspo_trl.loss.plan
 
     monkeypatch.setattr(taspo_trl.loss.plan, "build_rows", lambda t: _separate(t))
     separate, made = gradient(tmp_path, context="conversation", guidance="none")
