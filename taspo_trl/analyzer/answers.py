@@ -1,7 +1,8 @@
 """An analyzer's text to the one JSON object in it, or the reason why it is rejected whole.
 
 Pure. What can be read in one way only is read: a fence or prose around a single object, thoughts before it, raw line
-breaks inside strings, a missing comma. Nothing is guessed: a second object, a repeated key, a cut answer is a reject.
+breaks inside strings, a missing comma. Nothing is guessed: a second object, a repeated key, a cut answer, an object
+that may be a draft among thoughts is a reject. Time is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import Any
 MAX_CHARS = 200_000
 """A longer answer is rejected unread: 4,096 tokens never need so much."""
 MAX_DEPTH = 40
-_MAX_REPAIR_CHARS = 40_000  # json-repair goes back and forth over text that it cannot follow
+MAX_REPAIR_CHARS = 40_000  # json-repair goes back and forth over text that it cannot follow
 
-_FENCE = re.compile(r"\A```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\Z", re.DOTALL | re.IGNORECASE)
-_FENCE_LINE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
 _OPEN_THOUGHT = re.compile(r"\A<(think|thinking|thought|reasoning)>", re.IGNORECASE)
 _CLOSED_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+# Whatever a model family opens or closes thoughts with: <think>, [/THINK], <seed:think>, ◁think▷, any special token,
+# and channels whose special tokens the server has taken out.
+_THOUGHT_MARK = re.compile(
+    r"""[<\[◁][^<>\[\]◁▷\n]{0,20}(?:think|thought|reason|reflect|analysis|scratchpad) | <[|\uff5c] | [|\uff5c]>
+        | assistant(?:analysis|commentary|final) | (?-i:\Aanalysis(?=[A-Z\n]))""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 _LITERAL = re.compile(r"\b(?:True|False|None)\b")
 _TOKENS = re.compile(
@@ -74,8 +80,7 @@ def read_answer(text: str, is_cut: bool = False) -> ReadAnswer:
     text, fault = _without_thoughts(text)
     if fault:
         return ReadAnswer(None, fault)
-    fenced = _FENCE.match(text)
-    inner = fenced.group(1).strip() if fenced else text
+    inner = _without_fence(text)
     value, fault = _strict(inner)
     if fault == "not_json" and not is_cut:
         candidate, fault = _single_object(inner)
@@ -142,21 +147,32 @@ def _without_thoughts(text: str) -> tuple[str, str]:
     return text, ""
 
 
+def _without_fence(text: str) -> str:
+    """What a JSON fence around the whole of `text` holds; `text` where there is none."""
+    head, line_break, rest = text.partition("\n")
+    if line_break and head.rstrip(" \t").lower() in ("```", "```json") and rest.endswith("```"):
+        return rest[:-3].strip()
+    return text
+
+
 def _single_object(text: str) -> tuple[str, str]:
-    """The one brace-to-brace piece of `text` that is balanced and has no braces or foreign fences around it."""
+    """The one brace-to-brace piece of `text` that is balanced, without braces, thoughts, foreign fences around it."""
     start = text.find("{")
     if start < 0:
         return "", "not_json"
     end, fault = _end_of_object(text, start)
     if fault:
         return "", fault
-    around = text[:start] + text[end:]
+    around = f"{text[:start]}\n{text[end:]}"
     if "{" in around or "}" in around:
         return "", "several_objects"
+    if _THOUGHT_MARK.search(around):
+        return "", "thought_around"
     if text[:start].rstrip().endswith("[") or text[end:].lstrip().startswith("]"):
         return "", "not_an_object"
-    languages = [line.group(1).lower() for line in _FENCE_LINE.finditer(around)]
-    if any(language not in ("", "json") for language in languages):
+    lines = (line.strip(" \t") for line in around.split("\n"))
+    languages = [line[3:].strip(" \t").lower() for line in lines if line.startswith("```")]
+    if any(language != "json" and re.fullmatch(r"\w+", language) for language in languages):
         return "", "foreign_fence"
     return text[start:end], ""
 
@@ -193,8 +209,8 @@ def _repaired(text: str) -> ReadAnswer:
     """
     from json_repair import repair_json
 
-    tokens = _TOKENS.match(text)
-    if len(text) > _MAX_REPAIR_CHARS or tokens is None or tokens.end() != len(text):
+    tokens = _TOKENS.match(text) if len(text) <= MAX_REPAIR_CHARS else None
+    if tokens is None or tokens.end() != len(text):
         return ReadAnswer(None, "not_json")
     try:
         value, fault = _strict(repair_json(text, skip_json_loads=True, ensure_ascii=False))

@@ -23,6 +23,7 @@ _IN_WORDS: Mapping[str, str] = {
     "several_objects": "The answer holds more than one object, or braces outside of it.",
     "foreign_fence": "The answer is a code block of another language.",
     "unclosed_thought": "The answer opens a block of thoughts and never closes it.",
+    "thought_around": "The object stands among thoughts. Answer with the object alone.",
     "cut_json": "The answer ends before its object does. Answer more briefly.",
     "no_evidence_list": "The object has no list `evidence`.",
     "no_targets_list": "The object has no list `targets`.",

@@ -70,7 +70,7 @@ class TargetItem(_Strict):
     @classmethod
     def _only_for_the_record(cls, value: Any) -> str:
         # It supports nothing, so a wrong type of it costs nothing.
-        return as_unicode(value) if isinstance(value, str) else ""
+        return as_unicode(value[:MAX_STATEMENT]) if isinstance(value, str) else ""
 
 
 def schema_fault(error: ValidationError) -> str:

@@ -7,18 +7,19 @@ Pure. Quotes are checked against the original records, not against the compacted
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from ..tokens import as_unicode
 from ..types import Evidence, Rejection, Source, Statement, Support, Trajectory
-from .quotes import action_fault, collapse, observation_fault
+from .quotes import Quotes, collapse
 from .schema import EvidenceItem, SourceItem, StatementItem, SupportItem, TargetItem, schema_fault
 
 
 _ITEM_CHARS = 600  # of a rejected item that are kept for the record
+_MAX_LOOKED_AT = 200  # items of one answer; what comes behind them is one reject
 
 
 def validate_evidence(
@@ -43,7 +44,8 @@ def validate_evidence(
     by_uid = {trajectory.uid: trajectory for trajectory in successes if trajectory.success}
     accepted: dict[str, Evidence] = {}
     rejected: list[Rejection] = []
-    for raw in answer["evidence"]:
+    quotes = Quotes()
+    for raw in _first_items(answer["evidence"], "extraction", rejected):
         item, fault = _parse(EvidenceItem, raw)
         if item is not None:
             if not item.evidence_id.strip():
@@ -55,7 +57,7 @@ def validate_evidence(
             elif len(accepted) >= max_items:
                 fault = "over_max_items"
             else:
-                fault = next((why for why in (_source_fault(s, by_uid) for s in item.sources) if why), "")
+                fault = next((why for why in (_source_fault(s, by_uid, quotes) for s in item.sources) if why), "")
         if item is None or fault:
             rejected.append(_rejection("extraction", fault, raw))
             continue
@@ -106,7 +108,8 @@ def validate_alignment(
     allowed_ids = {item.evidence_id for item in allowed}
     accepted: list[Statement] = []
     rejected: list[Rejection] = []
-    for position, raw in enumerate(entry.guidance):
+    quotes = Quotes()
+    for position, raw in enumerate(_first_items(entry.guidance, "alignment", rejected)):
         item, fault = _parse(StatementItem, raw)
         if position >= max_items:
             fault = "over_max_items"
@@ -116,7 +119,9 @@ def validate_alignment(
             elif not set(item.evidence_ids) <= allowed_ids:
                 fault = "evidence_id_not_allowed"
             else:
-                fault = next((why for why in (_support_fault(s, target) for s in item.target_support) if why), "")
+                fault = next(
+                    (why for why in (_support_fault(s, target, quotes) for s in item.target_support) if why), ""
+                )
         if item is None or fault:
             rejected.append(_rejection("alignment", fault, raw))
             continue
@@ -128,7 +133,14 @@ def validate_alignment(
     return accepted, rejected, collapse(entry.abstain_reason)
 
 
-def _source_fault(source: SourceItem, by_uid: Mapping[str, Trajectory]) -> str:
+def _first_items(items: Sequence[Any], stage: str, rejected: list[Rejection]) -> Iterator[Any]:
+    """The items to look at; what is left over becomes one reject behind theirs."""
+    yield from items[:_MAX_LOOKED_AT]
+    if len(items) > _MAX_LOOKED_AT:
+        rejected.append(_rejection(stage, "over_max_items", f"{len(items) - _MAX_LOOKED_AT} more items"))
+
+
+def _source_fault(source: SourceItem, by_uid: Mapping[str, Trajectory], quotes: Quotes) -> str:
     """Why a citation of a successful trajectory does not hold; empty when it does."""
     trajectory = by_uid.get(source.traj_uid)
     if trajectory is None:
@@ -138,29 +150,31 @@ def _source_fault(source: SourceItem, by_uid: Mapping[str, Trajectory]) -> str:
     turn = trajectory.turns[source.step]
     if not turn.valid:
         return "source_action_invalid"
-    fault = action_fault(source.action_quote, turn.action)
+    fault = quotes.action_fault(source.action_quote, turn.action)
     if fault:
         return fault
     pre, post = collapse(source.pre_quote), collapse(source.post_quote)
     if not pre and not post:
         return "no_observation_quote"
-    return (observation_fault(pre, turn.observation) if pre else "") or (
-        observation_fault(post, turn.next_observation) if post else ""
+    return (quotes.observation_fault(pre, turn.observation) if pre else "") or (
+        quotes.observation_fault(post, turn.next_observation) if post else ""
     )
 
 
-def _support_fault(support: SupportItem, target: Trajectory) -> str:
+def _support_fault(support: SupportItem, target: Trajectory, quotes: Quotes) -> str:
     """Why a citation of the target does not hold; empty when it does."""
     if support.field == "task":
-        return observation_fault(support.quote, target.task_text)
+        return quotes.observation_fault(support.quote, target.task_text)
     if support.step is None:
         return "step_missing"
     if not 0 <= support.step < len(target.turns):
         return "step_out_of_range"
     turn = target.turns[support.step]
     if support.field == "action":
-        return action_fault(support.quote, turn.action)
-    return observation_fault(support.quote, turn.observation if support.field == "pre" else turn.next_observation)
+        return quotes.action_fault(support.quote, turn.action)
+    return quotes.observation_fault(
+        support.quote, turn.observation if support.field == "pre" else turn.next_observation
+    )
 
 
 def _parse(model: type[BaseModel], raw: Any) -> tuple[Any, str]:

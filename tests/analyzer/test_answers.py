@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -34,6 +33,7 @@ DECOY = '{"evidence": []}'
         f"<THINK>hm</THINK>{OBJECT}",
         f"<thinking>hm</thinking>\nAnswer: {OBJECT}",
         f"the template opened the block, {DECOY}\n</think>\n{OBJECT}",
+        f"Analysis of the records: {OBJECT} I think that is all, <b>really</b> [1].",
     ],
 )
 def test_one_object_is_found(text):
@@ -80,6 +80,26 @@ def test_raw_line_breaks_in_strings_stand_for_themselves():
         (f"```json\n{DECOY}\n```\n```json\n{OBJECT}\n```", "several_objects"),
         (f"Sure:\n```python\n{OBJECT}\n```", "foreign_fence"),
         (f"<think>still thinking {OBJECT}", "unclosed_thought"),
+        (f"Sure.\n<think>{DECOY}\nwrong, so", "thought_around"),
+        (f"{DECOY}\n</think>", "thought_around"),
+        (f"{DECOY}\nwrong, so </think>", "thought_around"),
+        (f"<think>hm</think>\n{DECOY}\n</think>", "thought_around"),
+        (f"<think>a<think>b</think>{DECOY}</think>", "thought_around"),
+        (f"```json\n<think>{DECOY}\n```", "thought_around"),
+        (f"[THINK]{DECOY}", "thought_around"),
+        (f"[THINK]{DECOY}[/THINK]", "thought_around"),
+        (f"<seed:think>{DECOY}", "thought_around"),
+        (f"◁think▷{DECOY}", "thought_around"),
+        (f"<|START_THINKING|>{DECOY}", "thought_around"),
+        (f"<｜begin▁of▁thought｜>{DECOY}", "thought_around"),
+        (f"<scratchpad>{DECOY}", "thought_around"),
+        (f"<|channel|>analysis<|message|>{DECOY}", "thought_around"),
+        (
+            f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{DECOY}",
+            "thought_around",
+        ),
+        (f"analysisWe might say {DECOY}", "thought_around"),
+        (f"analysisWe are sure.assistantfinal{DECOY}", "thought_around"),
         ('{"evidence":[{"evidence_id":"E1","sta', "cut_json"),
         (OBJECT[:-1], "cut_json"),
         (OBJECT[:-3], "cut_json"),
@@ -122,14 +142,3 @@ def test_a_cut_answer_is_read_as_it_stands_or_not_at_all():
     assert read_answer(OBJECT, is_cut=True).value == VALUE
     assert read_answer(f"```json\n{OBJECT}\n```", is_cut=True).value == VALUE
     assert read_answer(OBJECT.replace("]}", "],}"), is_cut=True).fault == "not_json"
-
-
-@pytest.mark.parametrize(
-    "piece", ['{"a": [', "{'", '"\\', "```json\n", "<think>", "{]", '{"a" "b" ', "][}{", "[],", "'a' ", "{a:1}", "1 "]
-)
-def test_hostile_repetition_is_read_in_reasonable_time(piece):
-    started = time.process_time()
-    read_answer(piece * (40_000 // len(piece)))
-    for text in ("{%s}", '{"a": [%s]}', "{'a': '%s'}"):
-        read_answer(text % (piece * (30_000 // len(piece))))
-    assert time.process_time() - started < 10

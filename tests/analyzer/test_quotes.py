@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taspo_trl.analyzer.quotes import action_fault, collapse, observation_fault
+from taspo_trl.analyzer.quotes import MAX_QUOTES, Quotes, collapse
+
+
+def observation_fault(quote: str, record: str) -> str:
+    return Quotes().observation_fault(quote, record)
+
+
+def action_fault(quote: str, action: str) -> str:
+    return Quotes().action_fault(quote, action)
 
 
 # QUO-1
@@ -134,3 +142,9 @@ def test_every_collapsed_piece_of_four_characters_is_accepted(record: str, data:
 @given(st.text())
 def test_collapsing_twice_changes_nothing(text: str):
     assert collapse(collapse(text)) == collapse(text)
+
+
+def test_an_answer_has_only_so_many_quotes_looked_up():
+    quotes = Quotes()
+    faults = [quotes.observation_fault("a mug 1", RECORD) for _ in range(MAX_QUOTES + 2)]
+    assert faults == [""] * MAX_QUOTES + ["over_max_quotes"] * 2
