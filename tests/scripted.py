@@ -7,6 +7,7 @@ decides what goes wrong, in which episode and at which turn.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -71,8 +72,8 @@ class ScriptedEnvironment(TextEnvironment):
         return ResetResult(f"start of {word} with {seed}", info)
 
     def step(self, action: str) -> StepResult:
-        """Orders: go, win, lose, cut, claim (success without end), bad, long; raise, service, sleep, die, exit;
-        pay X, verdict X; nonsense X.
+        """Orders: go, win, lose, cut, claim (success without end), bad, long; raise, service, sleep, die, vanish,
+        exit, interrupt, mumble, shout, panic; pay X, verdict X, reward; nonsense X.
         """
         self._ledger.note("step", id(self))
         self._turn += 1
@@ -88,6 +89,8 @@ class ScriptedEnvironment(TextEnvironment):
             return StepResult("Nothing happens.", 0.0, False, False, {**info, "valid": False})
         if name == "pay":
             return StepResult(observation, REWARDS[argument], True, False, {**info, "success": True})
+        if name == "reward":
+            return StepResult(observation, Unweighable(), True, False, {**info, "success": True})  # type: ignore
         if name == "verdict":
             return StepResult(observation, 1.0, True, False, {**info, "success": VERDICTS[argument]})
         is_over, is_won = name in ("win", "lose"), name in ("win", "claim")
@@ -118,8 +121,39 @@ def _obey(order: str, ledger: Ledger) -> None:
         ledger.wait()
     if order == "die":
         os._exit(7)
+    if order == "vanish":
+        os.kill(os.getpid(), signal.SIGKILL)
     if order == "exit":
         sys.exit(3)
+    if order == "interrupt":
+        raise KeyboardInterrupt
+    if order == "mumble":
+        raise Speechless
+    if order == "shout":
+        raise ValueError("\ud83d" + "no " * 10_000_000)
+    if order == "panic":
+        raise Panic("a foreign runtime gave up")
+
+
+class Speechless(Exception):
+    """An error that cannot be put into words."""
+
+    def __str__(self) -> str:
+        raise KeyError("no words")
+
+
+class Panic(BaseException):
+    """Not an `Exception`, as the panics of extension modules are."""
+
+
+class Unweighable:
+    """No number, and unwilling to say so in the usual way."""
+
+    def __float__(self) -> float:
+        raise KeyError("no scale")
+
+    def __repr__(self) -> str:
+        raise KeyError("no words")
 
 
 class Ledger:

@@ -1,11 +1,59 @@
-"""What the rollout loop reads from an environment's answer: the reward, the verdicts, the admissible actions. Pure."""
+"""What the rollout loop reads from an environment's answer: the reward, the verdicts, the admissible actions, errors.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import math
+import reprlib
+import traceback
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from ..tokens import as_unicode
+
+
+_ERROR_CHARS = 2000
+_SHOWN_CHARS = 80
+_PACKAGE = Path(__file__).parents[1]
+
+
+def worded(error: BaseException) -> str:
+    """An error for records: its class, its message, and ` (file:line)` where it was raised outside of this package.
+
+    Never raises, whatever the message does when it is asked for; at most 2,000 characters, all of them encodable.
+    """
+    place = _place_of(error)
+    return f"{type(error).__name__}: {message_of(error)}"[: _ERROR_CHARS - len(place)] + place
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, cut and encodable as in [`worded`]."""
+    try:
+        text = str(error)
+    except Exception:  # code of whoever raised it
+        text = "its message cannot be shown"
+    return as_unicode(text[:_ERROR_CHARS])
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its beginning, whatever its size; never raises."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = _SHOWN_CHARS
+    try:
+        return as_unicode(short.repr(value))[:_SHOWN_CHARS]
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def _place_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or Path(frames[-1].filename).is_relative_to(_PACKAGE):
+        return ""
+    return as_unicode(f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})")
 
 
 def finite_number(value: Any) -> float | None:
@@ -14,7 +62,7 @@ def finite_number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError):  # also arrays of several elements, and 10**400
+    except Exception:  # also arrays of several elements, 10**400, and whatever a class of the user's does
         return None
     return number if math.isfinite(number) else None
 

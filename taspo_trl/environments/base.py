@@ -24,12 +24,13 @@ Subclassing [`TextEnvironment`] is optional: any object with these methods works
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
 from ..errors import EnvironmentContractError
 from ..tokens import ActionBlock, is_unicode
+from .answers import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class ResetResult:
     - `task` (`str`): the task in words; defaults to the observation.
     - `family` (`str`): the stratum for reporting; defaults to the row's `family` column, else `"all"`.
     - `admissible_actions` (`list[str]`): what may be done now; left out of the prompt when absent.
-    - `messages` (`list[dict]`): conversation contexts: the messages that open the chat, in place of the template's.
+    - `messages` (`list[dict]`): conversation contexts: the messages that open the chat, in place of the template's;
+      each has a `role` and a `content`, both strings.
     """
 
     observation: str
@@ -131,6 +133,9 @@ class TextEnvironment:
     """Turns after which an episode is cut, unless `TASPOConfig.max_turns` says otherwise."""
     worker: ClassVar[Literal["thread", "process"]] = "thread"
     """Where instances run by default: "process" for engines that are not thread-safe."""
+    preload: ClassVar[bool] = False
+    """Worker processes: whether they are forked from a server that has imported the class's module once. Saves each of
+    them the import; only for a module that starts no thread and reads no environment variable when it is imported."""
     action_blocks: Literal["first", "all"] = "first"
     """Which complete blocks of a reply are executed. With "all", `step` gets their strings on one line each."""
     context: Literal["window", "conversation"] = "window"
@@ -239,7 +244,7 @@ def traits_of(environment: Any) -> Traits:
     for name, value in values.items():
         if not is_right[name]:
             raise EnvironmentContractError(
-                f"`{type(environment).__name__}.{name}` is {value!r:.80}; it must be {rules[name]}."
+                f"`{type(environment).__name__}.{name}` is {shown(value)}; it must be {rules[name]}."
             )
     concludes = getattr(type(environment), "conclude", TextEnvironment.conclude) is not TextEnvironment.conclude
     return Traits(**{**values, "action_tags": tuple(tags), "tools": tuple(values["tools"]), "concludes": concludes})
@@ -282,21 +287,37 @@ def check_result(result: Any, expected: type[ResetResult] | type[StepResult], me
         refuse(f"gave an `info` of type {type(result.info).__name__}", "it must be a mapping")
     actions = result.info.get("admissible_actions")
     if isinstance(actions, str | bytes) or not (actions is None or isinstance(actions, Collection)):
-        refuse(f"gave the `admissible_actions` {actions!r:.80}", "they must be a list of strings")
+        refuse(f"gave the `admissible_actions` {shown(actions)}", "they must be a list of strings")
     messages = result.info.get("messages")
     if messages is not None:
-        is_chat = isinstance(messages, list | tuple) and all(
-            isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages
-        )
-        if not is_chat:
-            refuse(f"gave the `messages` {messages!r:.80}", "they must be a list of chat messages with a `role`")
+        if not isinstance(messages, list | tuple):
+            refuse(f"gave the `messages` {shown(messages)}", "they must be a list of chat messages")
+        for one in messages:
+            if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("role", "content")):
+                refuse(f"gave the message {shown(one)}", "it must map `role` and `content` to text")
     texts = [result.observation, *(result.info.get(name, "") for name in ("task", "family"))]
-    texts.extend(() if actions is None else actions)
-    texts.extend(one.get("content") or "" for one in messages or ())
-    for text in map(str, texts):
+    for text in map(str, (*texts, *(() if actions is None else actions))):
         if not is_unicode(text):
-            refuse(f"gave the text {text!r:.80}", "it holds half of a surrogate pair and cannot be encoded")
+            refuse(f"gave the text {shown(text)}", _HALF)
+    for text in _texts_in(messages):
+        if not is_unicode(text):
+            refuse(f"gave a message with the text {shown(text)}", _HALF)
     if isinstance(result, StepResult):
         for name, flag in (("terminated", result.terminated), ("truncated", result.truncated)):
             if not (isinstance(flag, int) or type(flag).__name__ in ("bool", "bool_")):  # numpy's have these names
-                refuse(f"gave {name}={flag!r:.80}", "it must be a bool")
+                refuse(f"gave {name}={shown(flag)}", "it must be a bool")
+
+
+_HALF = "it holds half of a surrogate pair and cannot be encoded"
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The strings of a message, at any depth: a chat template may print each of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*_texts_in(key), *_texts_in(inner))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts_in(inner)

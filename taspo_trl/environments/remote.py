@@ -1,7 +1,10 @@
 """One environment in a process of its own, called like a local one.
 
-Processes are forked from a clean server process that has imported the environment's module once, where the platform
-has one; else they are spawned. A hang is ended by killing the process; a dead process is an [`EnvironmentDied`].
+Processes are forked from a clean server process where the platform has one; else they are spawned. Each imports the
+environment's module itself, with the environment variables that are set when it starts: a module that starts a thread
+or reads a variable at import works as it does in the main process. A class whose import is slow and starts nothing may
+ask for more (`preload`): the server then imports its module once, for all. A hang is ended by killing the process; a
+dead process is an [`EnvironmentDied`].
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import EnvironmentContractError, ServiceError
+from .answers import message_of, worded
 from .base import ResetResult, StepResult, call
 
 
@@ -39,19 +42,24 @@ class RemoteEnvironment:
     Args:
         factory (`Callable`):
             Makes the environment; must be importable (a class or function of a module, or a `functools.partial`).
+        preload (`bool`, *optional*, defaults to `False`):
+            Fork from a server that has imported the factory's module, if no server runs yet. What the module reads
+            or starts at import is then the server's: threads are lost, variables set later are not seen.
 
     Raises:
         EnvironmentContractError: `factory` cannot be sent to another process.
     """
 
-    def __init__(self, factory: Factory):
+    def __init__(self, factory: Factory, preload: bool = False):
         check_importable(factory)
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            context.set_forkserver_preload([_module_of(factory), __name__])
+            context.set_forkserver_preload([__name__, *([_module_of(factory)] if preload else [])])
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, factory), daemon=True)
+        # As bytes: what is unpickled before `_serve` runs would be imported before the variables are set.
+        arguments = (theirs, pickle.dumps(factory), dict(os.environ))
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         with _hidden_main():
             self._process.start()
         theirs.close()
@@ -98,11 +106,15 @@ class RemoteEnvironment:
             ) from error
         if kind == "result":
             return payload
+        if kind == "interrupt":
+            raise payload
         raise (ServiceError if kind == "service" else RuntimeError)(payload)
 
 
-def _serve(connection: Connection, factory: Factory) -> None:
+def _serve(connection: Connection, factory: bytes, variables: dict[str, str]) -> None:
     """The loop of a worker process."""
+    os.environ.clear()  # the server's are those of its own start
+    os.environ.update(variables)
     gc.freeze()  # what the fork server imported stays shared: a collection here would touch, and so copy, its pages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle; it closes the pipe
     environment = None
@@ -118,17 +130,17 @@ def _serve(connection: Connection, factory: Factory) -> None:
             answer: tuple[str, Any]
             try:
                 if environment is None:
-                    environment = factory()
+                    environment = pickle.loads(factory)()
                 answer = ("result", call(environment, method, arguments))
                 pickle.dumps(answer)
             except ServiceError as error:
-                answer = ("service", str(error))
-            except Exception as error:
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                answer = (
-                    "error",
-                    f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})",
-                )
+                answer = ("service", message_of(error))
+            except KeyboardInterrupt:
+                answer = ("interrupt", KeyboardInterrupt())
+            except SystemExit as error:
+                answer = ("interrupt", SystemExit(error.code if isinstance(error.code, int) else message_of(error)))
+            except BaseException as error:
+                answer = ("error", worded(error))
             with contextlib.suppress(OSError):  # nobody is left to answer; the next `recv` says so
                 connection.send(answer)
     finally:

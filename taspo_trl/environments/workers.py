@@ -92,8 +92,8 @@ class EnvironmentPool:
         elif self._backends[name] == "thread":
             worker = Worker(self._factories[name], name)
         else:
-            factory = self._factories[name]
-            worker = Worker(lambda: RemoteEnvironment(factory), name)
+            factory, preload = self._factories[name], attribute(self.probes[name], "preload")
+            worker = Worker(lambda: RemoteEnvironment(factory, preload), name)
         self._busy.add(worker)
         return worker
 

@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import queue
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-from ..environments.answers import admissible_actions, finite_number, messages, verdict
+from ..environments.answers import admissible_actions, finite_number, messages, shown, verdict, worded
 from ..environments.base import ResetResult, StepResult, Traits, attribute
 from ..environments.remote import EnvironmentDied
 from ..environments.workers import EnvironmentPool
-from ..errors import ServiceError
+from ..errors import InvariantError, ServiceError
 from ..generation import Generation, GenerationRequest, Policy
-from ..tokens import action_token_mask, as_unicode, find_actions
+from ..tokens import action_token_mask, find_actions
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
 from .episode import Episode, RolloutSettings
 from .tasks import EpisodeSpec
 
 
-_ERROR_CHARS = 2000
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why an episode is over."""
+
+    reason: StopReason
+    error: str = ""
 
 
 def play_episodes(
@@ -125,7 +130,12 @@ class _Loop:
             contexts=self._contexts(traits),
             max_turns=traits.max_turns if limit is None else limit,
         )
-        self._await_environment(episode, worker.reset(spec.seed, spec.row))
+        try:
+            future = worker.reset(spec.seed, spec.row)
+        except Exception as error:  # a row that cannot be copied
+            self._end(episode, _End(StopReason.ENV_ERROR, worded(error)))
+        else:
+            self._await_environment(episode, future)
 
     def _contexts(self, traits: Traits) -> WindowContext | ConversationContext:
         settings, template = self.settings, traits.prompt
@@ -139,22 +149,21 @@ class _Loop:
         shown = traits.history_length if length is None else length
         return WindowContext(renderer, template, shown, max_length)
 
-    def _on_reset(self, episode: Episode, result: ResetResult) -> None:
+    def _on_reset(self, episode: Episode, result: ResetResult) -> _End | None:
         episode.observation = result.observation
         episode.task = str(result.info.get("task") or result.observation)
         episode.family = str(result.info.get("family") or episode.spec.row.get("family") or "all")
         episode.admissible_actions = admissible_actions(result.info)
         episode.messages = messages(result.info)
-        self._ask_policy(episode)
+        return self._ask_policy(episode)
 
-    def _ask_policy(self, episode: Episode) -> None:
+    def _ask_policy(self, episode: Episode) -> _End | None:
         settings = self.settings
         max_new_tokens = settings.max_completion_length
         if settings.max_episode_tokens is not None:
             max_new_tokens = min(max_new_tokens, settings.max_episode_tokens - episode.num_tokens)
         if max_new_tokens < 1:
-            self._cut(episode, StopReason.MAX_EPISODE_TOKENS)
-            return
+            return self._cut(episode, StopReason.MAX_EPISODE_TOKENS)
         view = EpisodeView(
             episode.task,
             episode.observation,
@@ -171,19 +180,23 @@ class _Loop:
                 f"the first prompt does not fit {limit} tokens, whatever is cut: raise `max_prompt_length` or take a "
                 "model with a larger window, or shorten the environment's task and prompt"
             )
-            self._end(episode, StopReason.PROMPT_TOO_LONG, error)
-            return
+            return _End(StopReason.PROMPT_TOO_LONG, error)
         if episode.prompt is None:
-            self._cut(episode, StopReason.PROMPT_TOO_LONG)
-            return
+            return self._cut(episode, StopReason.PROMPT_TOO_LONG)
         episode.opening = episode.opening or episode.prompt.messages
         if settings.model_window is not None:
             max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
         request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
-        future = self.policy.submit(request)
+        try:
+            future = self.policy.submit(request)
+        except Exception as error:
+            return _End(StopReason.GENERATION_ERROR, worded(error))
         future.add_done_callback(lambda done: self.answers.put((episode, done)))
+        return None
 
-    def _on_reply(self, episode: Episode, generation: Generation) -> None:
+    def _on_reply(self, episode: Episode, generation: Generation) -> _End | None:
+        if not isinstance(generation, Generation):
+            return _End(StopReason.GENERATION_ERROR, f"the engine answered with {shown(generation)}, not a Generation")
         text = self.tokenizer.decode(
             list(generation.reply_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -195,21 +208,18 @@ class _Loop:
             episode.fault = next(filter(None, (fault_of(text, block) for block in blocks or (None,))), "")
             actions = [action_of(block) for block in blocks]
         except Exception as error:  # the environment's own code, like `step`
-            self._end(episode, StopReason.ENV_ERROR, _error_text(error))
-            return
+            return _End(StopReason.ENV_ERROR, worded(error))
         for action in actions:
             if not isinstance(action, str):
-                self._end(
-                    episode, StopReason.ENV_ERROR, f"`action_of` returned {action!r:.80}, it must return a string"
-                )
-                return
+                return _End(StopReason.ENV_ERROR, f"`action_of` returned {shown(action)}, it must return a string")
         episode.action = "\n".join(actions)
         self._await_environment(episode, episode.worker.step(episode.action))
+        return None
 
-    def _on_step(self, episode: Episode, result: StepResult) -> None:
+    def _on_step(self, episode: Episode, result: StepResult) -> _End | None:
         reward = self._reward(episode, result, "step")
-        if reward is None:
-            return
+        if isinstance(reward, _End):
+            return reward
         is_accepted = verdict(result.info, "valid", episode.environment, default=True)
         episode.messages = messages(result.info)
         self._add_turn(episode, result.observation, is_accepted and not episode.fault, reward, episode.messages)
@@ -218,37 +228,34 @@ class _Loop:
         episode.admissible_actions = admissible_actions(result.info)
         if result.terminated or result.truncated:
             ended = StopReason.FAILED if result.terminated else StopReason.ENV_TRUNCATED
-            self._end(episode, StopReason.SOLVED if episode.success else ended)
-        elif len(episode.turns) < episode.max_turns:
-            self._ask_policy(episode)
-        elif episode.success:
-            self._end(episode, StopReason.SOLVED)
-        else:
-            self._cut(episode, StopReason.MAX_TURNS)
+            return _End(StopReason.SOLVED if episode.success else ended)
+        if len(episode.turns) < episode.max_turns:
+            return self._ask_policy(episode)
+        return _End(StopReason.SOLVED) if episode.success else self._cut(episode, StopReason.MAX_TURNS)
 
-    def _cut(self, episode: Episode, reason: StopReason) -> None:
+    def _cut(self, episode: Episode, reason: StopReason) -> _End | None:
         """End the episode at a limit of ours, after the environment's last word if it has one."""
-        if episode.traits.concludes and episode.turns:
-            episode.cut = reason
-            self._await_environment(episode, episode.worker.conclude())
-        else:
-            self._end(episode, reason)
+        if not (episode.traits.concludes and episode.turns):
+            return _End(reason)
+        episode.cut = reason
+        self._await_environment(episode, episode.worker.conclude())
+        return None
 
-    def _on_conclusion(self, episode: Episode, result: StepResult, cut: StopReason) -> None:
-        if self._reward(episode, result, "conclude") is None:
-            return
+    def _on_conclusion(self, episode: Episode, result: StepResult, cut: StopReason) -> _End:
+        reward = self._reward(episode, result, "conclude")
+        if isinstance(reward, _End):
+            return reward
         # An episode that outgrew its tokens is no success, whatever its state (StopReason.SOLVED: terminated).
         episode.success = verdict(result.info, "success", episode.environment, default=False)
-        self._end(episode, StopReason.SOLVED if episode.success and cut is StopReason.MAX_TURNS else cut)
+        return _End(StopReason.SOLVED if episode.success and cut is StopReason.MAX_TURNS else cut)
 
-    def _reward(self, episode: Episode, result: StepResult, method: str) -> float | None:
-        """The result's reward, added to the episode's; None when it was none, and the episode has ended over it."""
+    def _reward(self, episode: Episode, result: StepResult, method: str) -> float | _End:
+        """The result's reward, added to the episode's; the episode's end when it was none."""
         reward = finite_number(result.reward)
         if reward is None:
-            error = f"`{method}` gave the reward {result.reward!r:.80}, not a finite number"
-            self._end(episode, StopReason.REWARD_ERROR, error)
-        else:
-            episode.reward += reward
+            error = f"`{method}` gave the reward {shown(result.reward)}, not a finite number"
+            return _End(StopReason.REWARD_ERROR, error)
+        episode.reward += reward
         return reward
 
     def _add_turn(
@@ -289,10 +296,14 @@ class _Loop:
         )
         episode.generation = None
 
-    def _end(self, episode: Episode, reason: StopReason, error: str = "") -> None:
-        spec = episode.spec
+    def _end(self, episode: Episode, end: _End) -> None:
+        spec, reason, error = episode.spec, end.reason, end.error
+        self.waiting.pop(id(episode), None)
         if episode.generation is not None:  # the reply was sampled, its step never answered
-            self._add_turn(episode, "", False, 0.0)
+            try:
+                self._add_turn(episode, "", False, 0.0)
+            except Exception as fault:  # a reply that cannot be read leaves no turn
+                error = f"{error}; {worded(fault)}" if error else worded(fault)
         trajectory = Trajectory(
             uid=spec.uid,
             task=spec.row,
@@ -345,18 +356,31 @@ class _Loop:
             del self.waiting[id(episode)]
         elif episode.spec.uid in self.finished:
             return  # a late answer of an episode that was given up
+        try:
+            end = self._advance(episode, future, is_environment=call is not None)
+        except InvariantError:
+            raise
+        except Exception as error:  # the episode's own: its prompt, its reply, what its environment answered
+            reason = StopReason.ENV_ERROR if call is not None else StopReason.GENERATION_ERROR
+            end = _End(reason, worded(error))
+        if end is not None:
+            self._end(episode, end)
+
+    def _advance(self, episode: Episode, future: Future[Any], is_environment: bool) -> _End | None:
+        """Take an answer; why the episode is over, or None when it plays on."""
         error = CancelledError("the request was cancelled") if future.cancelled() else future.exception()
+        if isinstance(error, KeyboardInterrupt | SystemExit):  # meant for the program, wherever they were raised
+            raise error
         if error is not None:
-            self._end(episode, _reason_of(error, is_environment=call is not None), _error_text(error))
-        elif isinstance(result := future.result(), ResetResult):
-            self._on_reset(episode, result)
-        elif isinstance(result, StepResult):
-            if episode.cut is None:
-                self._on_step(episode, result)
-            else:
-                self._on_conclusion(episode, result, episode.cut)
-        else:
-            self._on_reply(episode, result)
+            return _End(_reason_of(error, is_environment), worded(error))
+        result = future.result()
+        if not is_environment:
+            return self._on_reply(episode, result)
+        if isinstance(result, ResetResult):
+            return self._on_reset(episode, result)
+        if episode.cut is None:
+            return self._on_step(episode, result)
+        return self._on_conclusion(episode, result, episode.cut)
 
     def _seconds_to_deadline(self) -> float | None:
         if not self.waiting:
@@ -365,14 +389,10 @@ class _Loop:
 
     def _end_overdue(self) -> None:
         now = time.monotonic()
-        for key, (episode, future, deadline) in list(self.waiting.items()):
+        for episode, future, deadline in list(self.waiting.values()):
             if now >= deadline and not future.done():
-                del self.waiting[key]
-                self._end(
-                    episode,
-                    StopReason.ENV_TIMEOUT,
-                    f"no answer within environment_timeout={self.settings.environment_timeout} s",
-                )
+                limit = self.settings.environment_timeout
+                self._end(episode, _End(StopReason.ENV_TIMEOUT, f"no answer within environment_timeout={limit} s"))
 
 
 def _reason_of(error: BaseException, is_environment: bool) -> StopReason:
@@ -381,15 +401,3 @@ def _reason_of(error: BaseException, is_environment: bool) -> StopReason:
     if isinstance(error, ServiceError):
         return StopReason.SERVICE_ERROR
     return StopReason.ENV_DIED if isinstance(error, EnvironmentDied) else StopReason.ENV_ERROR
-
-
-def _error_text(error: BaseException) -> str:
-    """For records: short, and without the bytes of an undecodable file name that no file takes."""
-    return as_unicode(f"{type(error).__name__}: {error}{_place_of(error)}")[:_ERROR_CHARS]
-
-
-def _place_of(error: BaseException) -> str:
-    """` (file:line)` of an exception that was raised outside of this package: the user's own code, or an engine's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    is_ours = not frames or Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
-    return "" if is_ours else f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

@@ -71,7 +71,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error_and_not_a_death():
     world.close()
 
 
-@pytest.mark.parametrize("order, code", [("die", 7), ("exit", 3)])
+@pytest.mark.parametrize("order, code", [("die", 7), ("vanish", -9)])
 def test_a_death_names_the_exit_code_and_the_call(world, order, code):
     with pytest.raises(EnvironmentDied, match=f"exit code {code} during `step`"):
         world.step(order)
@@ -245,3 +245,46 @@ def test_what_another_process_cannot_import_is_refused(monkeypatch):
 )
 def test_classes_and_partials_of_modules_are_importable(factory):
     check_importable(factory)
+
+
+VARIABLES = """\
+import os, queue
+os.environ["TASPO_TEST_FOLDER"] = "first"
+from taspo_trl.environments.workers import EnvironmentPool
+from tests.environments.at_import import AtImport, Preloaded
+for kind in (AtImport, AtImport, {last}):
+    pool = EnvironmentPool({{None: kind}}, "process")
+    try:
+        print(pool.acquire(None).reset(0, {{}}).result(timeout=60).observation, flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    pool.close()
+    os.environ["TASPO_TEST_FOLDER"] = "second"
+"""
+
+
+def answers_of(script: str, folder: Path) -> list[str]:
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.splitlines()
+
+
+def test_a_module_that_starts_a_thread_and_reads_a_variable_at_import_works_in_every_worker(tmp_path):
+    script = VARIABLES.format(last="AtImport")
+    assert answers_of(script, tmp_path) == ["first and first", "second and second", "second and second"]
+
+
+def test_preloading_is_for_the_first_server_and_only_on_request(tmp_path):
+    # The server runs already when the class that asks for it comes: its module is imported by the worker.
+    assert answers_of(VARIABLES.format(last="Preloaded"), tmp_path)[2] == "second and second"
+    # Asked for at once, the server has imported the module: the worker has no thread of it. This is what `preload`
+    # warns of, and the proof that the test above would see a preloaded module.
+    script = VARIABLES.format(last="AtImport").replace("(AtImport, AtImport, AtImport)", "(Preloaded,)")
+    assert answers_of(script, tmp_path) == ["RuntimeError"]

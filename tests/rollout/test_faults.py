@@ -6,18 +6,21 @@ import queue
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from taspo_trl.errors import InvariantError
+from taspo_trl.generation import Generation
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.tasks import plan_groups
-from taspo_trl.types import StopReason
+from taspo_trl.types import FinishReason, StopReason
 
 from .. import scripted
 from ..playing import ScriptedPolicy, act, eventually, footprint, no_new_threads, one_group, open_pool, play
 from ..scripted import Ledger, factory
-from ..tokenizers import byte_bpe
+from ..tokenizers import CHATML, byte_bpe
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +180,10 @@ def test_a_dead_process_costs_one_episode_and_a_hung_one_is_killed(renderer, tmp
     with open_pool(factory(str(tmp_path)), "process") as pool:
         started = play(renderer, [act("win")] * 3, pool=pool)
         assert all(t.success for t in started)
-        scripts = [act("go", "die"), act("go", "exit"), act("go", "go", "win")]
+        scripts = [act("go", "die"), act("go", "vanish"), act("go", "go", "win")]
         died, left, sibling = play(renderer, scripts, pool=pool)
         assert died.stop_reason is left.stop_reason is StopReason.ENV_DIED
-        assert "exit code 7" in died.error and "exit code 3" in left.error
+        assert "exit code 7" in died.error and "exit code -9" in left.error
         assert sibling.success
         assert all(t.success for t in play(renderer, [act("win")] * 3, pool=pool))
 
@@ -198,7 +201,104 @@ def test_a_dead_process_costs_one_episode_and_a_hung_one_is_killed(renderer, tmp
     opened = [pid for event, pid in ledger.lines if event == "open"]
     closed = [pid for event, pid in ledger.lines if event == "close"]
     assert len(set(closed)) == len(closed), "no instance is closed twice"
-    assert len(opened) - len(closed) == 3, "all but the one that died at once and the two that were killed"
+    assert len(opened) - len(closed) == 4, "all but the two that died at once and the two that were killed"
+
+
+CHATS = {
+    "none": [{"role": "user", "content": None}],
+    "missing": [{"role": "user"}],
+    "number": [{"role": "user", "content": 5}],
+    "blocks": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+    "no role": [{"content": "hello"}],
+    "half a role": [{"role": "user\ud83d", "content": "hello"}],
+    "half a content": [{"role": "user", "content": "hello \ud83d"}],
+    "half a name": [{"role": "tool", "name": "\ud83d", "content": "hello"}],
+    "half inside": [{"role": "user", "content": "hello", "calls": [{"function": {"name": "\ud83d"}}]}],
+    "text": "hello",
+    "texts": ["hello"],
+    "refused role": [{"role": "moderator", "content": "hello"}],
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_messages_that_are_no_chat_cost_one_episode(chat, where):
+    # The template refuses what the check cannot know of: a role that it has no words for.
+    strict = CHATML.replace(
+        "{{ '<|im_start|>'",
+        "{% if message['role'] == 'moderator' %}{{ raise_exception('no such role') }}{% endif %}{{ '<|im_start|>'",
+    )
+    strict_renderer = ChatRenderer(byte_bpe(strict))
+
+    class Chatty(scripted.ScriptedEnvironment):
+        context = "conversation"
+
+        def reset(self, **row):
+            result = super().reset(**row)
+            return with_messages(result) if where == "reset" and row["generation"] == 0 else result
+
+        def step(self, action):
+            result = super().step(action)
+            return with_messages(result) if action == "chat" else result
+
+    def with_messages(result):
+        return replace(result, info={**result.info, "messages": CHATS[chat]})
+
+    specs = [replace(spec, row={"generation": spec.generation_idx}) for spec in one_group(2)]
+    replies = {0: act("go", "chat"), 1: act("go", "go", "win")}
+    failed, sibling = play(strict_renderer, replies, specs=specs, kind=Chatty)
+    assert failed.stop_reason is StopReason.ENV_ERROR
+    assert ("no such role" if chat == "refused role" else f"Chatty.{where}") in failed.error
+    assert len(failed.turns) == (0 if where == "reset" else 2)
+    assert sibling.success
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("order", ["mumble", "shout", "reward", "panic"])
+def test_an_answer_that_fails_when_it_is_read_costs_one_episode(renderer, tmp_path, backend, order):
+    """An error that cannot be put into words, one of ten million characters, a reward that fails as a number, and an
+    error that is no `Exception`."""
+    with open_pool(factory(str(tmp_path)), backend) as pool:
+        failed, sibling = play(renderer, [act("go", order), act("go", "win")], pool=pool)
+    assert failed.stop_reason is (StopReason.REWARD_ERROR if order == "reward" else StopReason.ENV_ERROR)
+    assert failed.error and len(failed.error) <= 2000
+    assert failed.error.encode() and sibling.success
+
+
+def test_a_failed_request_costs_one_episode(renderer):
+    class Refusing(ScriptedPolicy):
+        def submit(self, request):
+            if request.episode_uid.endswith("k0") and self._turns[request.episode_uid] == 1:
+                raise ValueError("the request is refused")
+            return super().submit(request)
+
+    failed, sibling = play(renderer, [[]] * 2, policy=Refusing(renderer.tokenizer, [act("go", "win")] * 2))
+    assert failed.stop_reason is StopReason.GENERATION_ERROR and "the request is refused" in failed.error
+    assert len(failed.turns) == 1 and sibling.success
+
+
+@pytest.mark.parametrize(
+    "answer", ["hello", None, Generation((2**40,), FinishReason.STOP)], ids=["text", "none", "id"]
+)
+def test_an_answer_of_the_engine_that_cannot_be_read_costs_one_episode(renderer, answer):
+    class Odd(ScriptedPolicy):
+        def _generation(self, reply, request):
+            return answer if reply == "odd" else super()._generation(reply, request)
+
+    policy = Odd(renderer.tokenizer, [[*act("go"), "odd"], act("go", "win")])
+    failed, sibling = play(renderer, [[]] * 2, policy=policy)
+    assert failed.stop_reason is StopReason.GENERATION_ERROR and failed.error
+    assert len(failed.turns) == 1, "the odd answer leaves no turn"
+    assert sibling.success
+
+
+def test_a_broken_promise_of_ours_is_no_episode_s_end(renderer, monkeypatch):
+    def broken(*args, **kwargs):
+        raise InvariantError("a bug of ours")
+
+    monkeypatch.setattr("taspo_trl.rollout.loop.find_actions", broken)
+    with pytest.raises(InvariantError):
+        play(renderer, [act("win")])
 
 
 @pytest.mark.parametrize("error", [queue.Empty, TimeoutError, StopIteration])
@@ -237,6 +337,25 @@ def test_an_interrupt_leaves_nothing_behind_and_the_pool_plays_again(renderer, l
         assert all(t.success for t in play(renderer, [act("win")] * 3, pool=pool))
         assert eventually(lambda: ledger.num_open <= 3), "nothing of the interrupted batch stays open"
     assert ledger.num_open == 0 and ledger.counts["open"] == ledger.counts["close"]
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("order, error", [("interrupt", KeyboardInterrupt), ("exit", SystemExit)])
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_interrupt_from_inside_an_environment_ends_the_run(renderer, tmp_path, backend, order, error, where):
+    specs = [*one_group(2), *plan_groups([{"fault": order}], 1, 0, 0, prefix="last")]
+    scripts = [act("go", "go", "win"), act("go", order), act("win")]
+    if where == "reset":
+        scripts[1] = scripts[0]
+    with no_new_threads(), open_pool(factory(str(tmp_path)), backend) as pool:
+        with pytest.raises(error) as caught:
+            play(renderer, {0: scripts[0], 1: scripts[1]}, specs=specs if where == "reset" else specs[:2], pool=pool)
+        if order == "exit":
+            assert caught.value.code == 3
+        assert all(t.success for t in play(renderer, [act("win")] * 3, pool=pool)), "the pool plays again"
+    events = [event for event, _ in scripted.FileLedger(tmp_path).lines]
+    if backend == "thread":  # a process that was in a call is killed
+        assert events.count("open") == events.count("close")
 
 
 def _interrupting(uid: str, turn: int, scripts: list, ledger: Ledger) -> Any:
