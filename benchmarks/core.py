@@ -43,7 +43,7 @@ from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.rows import pack_rows
 from taspo_trl.scoring.projection import add_selected_projection, selected_forward
-from taspo_trl.types import FinishReason, Guidance
+from taspo_trl.types import Block, FinishReason, Guidance
 
 
 console = Console()
@@ -140,7 +140,8 @@ class Guided:
     def build(self, group, target, extraction):
         index = target.generation_idx
         is_guided = math.ceil((index + 1) * self.share) > math.ceil(index * self.share)  # 5 of 8 for 0.6
-        return Guidance(target.uid, self.name, block_ids=self.block if is_guided else ())
+        blocks = {self.name: Block.whole(self.block, len(target.turns))} if is_guided else {}
+        return Guidance(target.uid, self.name, blocks)
 
 
 class SampledLike:

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from taspo_trl.records import TrajectoryRecord, write_records
 from taspo_trl.types import (
+    Block,
     Credit,
     Evidence,
     Extraction,
@@ -148,7 +149,13 @@ def group_records(
             Statement(text(15), (item.evidence_id,), (Support(0, "pre", one.turns[0].observation[:60]),))
             for item in evidence
         )
-        guidance = Guidance(one.uid, "aligned", (1,) * 200, text(150), statements, evidence)
+        guidance = Guidance(
+            one.uid,
+            "aligned",
+            {"aligned": Block.whole((1,) * 200, num_turns, text(150))},
+            statements,
+            evidence,
+        )
         scores = tuple(
             TurnScore(
                 tuple(rng.gauss(-1, 1) for _ in range(NUM_ACTION_TOKENS)),

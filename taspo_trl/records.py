@@ -10,13 +10,14 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from .errors import RecordError
 from .types import (
+    Block,
     Credit,
     Evidence,
     Extraction,
@@ -33,7 +34,9 @@ from .types import (
 )
 
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+"""Version 1 held one guidance block for a trajectory; it is still read."""
+READ_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def to_json(record: TrajectoryRecord, with_prompt_ids: bool = False) -> dict[str
         "opening": [dict(message) for message in trajectory.opening],
         "turns": [_turn_to_json(turn, with_prompt_ids) for turn in trajectory.turns],
         "extraction": asdict(record.extraction) if record.extraction is not None else None,
-        "guidance": asdict(record.guidance) if record.guidance is not None else None,
+        "guidance": _guidance_to_json(record.guidance) if record.guidance is not None else None,
         "credit": asdict(record.credit) if record.credit is not None else None,
     }
     return _finite(data)
@@ -125,10 +128,8 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
     if not isinstance(data, Mapping):
         raise RecordError(f"a record is a JSON object, this is a {type(data).__name__}.")
     version = data.get("version")
-    if version != RECORD_VERSION:
-        raise RecordError(
-            f"record version {version!r} is not the {RECORD_VERSION} that this version of taspo_trl reads and writes."
-        )
+    if type(version) is not int or version not in READ_VERSIONS:
+        raise RecordError(f"record version {version!r} is none of the {READ_VERSIONS} that this taspo_trl reads.")
     names = [one.name for one in fields(Trajectory)]
     values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening")}
     trajectory = Trajectory(
@@ -143,7 +144,7 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
         rollout=data["rollout"],
         step=data["step"],
         extraction=_extraction_from_json(data["extraction"]) if data.get("extraction") else None,
-        guidance=_guidance_from_json(data["guidance"]) if data.get("guidance") else None,
+        guidance=_guidance_from_json(data["guidance"], len(trajectory.turns)) if data.get("guidance") else None,
         credit=_credit_from_json(data["credit"]) if data.get("credit") else None,
     )
 
@@ -183,19 +184,57 @@ def _extraction_from_json(data: Mapping[str, Any]) -> Extraction:
     return Extraction(_evidence(data["evidence"]), _rejections(data["rejections"]), data["fault"])
 
 
-def _guidance_from_json(data: Mapping[str, Any]) -> Guidance:
+def _guidance_to_json(guidance: Guidance) -> dict[str, Any]:
+    blocks = {name: _block_to_json(block) for name, block in guidance.blocks.items()}
+    return asdict(replace(guidance, blocks={})) | {"blocks": blocks}
+
+
+def _block_to_json(block: Block) -> dict[str, Any]:
+    """Each content once, and for each turn its number: a block for the whole trajectory is not written T times."""
+    pairs = list(zip(block.turns, block.texts or [""] * len(block.turns), strict=True))
+    contents = list(dict.fromkeys(pair for pair in pairs if pair[0] is not None))
+    numbers = {pair: number for number, pair in enumerate(contents)}
+    return {
+        "ids": [list(ids or ()) for ids, _ in contents],
+        "texts": [text for _, text in contents] if block.texts else None,
+        "turns": [numbers.get(pair) for pair in pairs],
+        "place": block.place,
+    }
+
+
+def _block_from_json(data: Mapping[str, Any]) -> Block:
+    ids = [tuple(one) for one in data["ids"]]
+    texts, turns = data["texts"], data["turns"]
+    return Block(
+        turns=tuple(None if number is None else ids[number] for number in turns),
+        texts=() if texts is None else tuple("" if number is None else texts[number] for number in turns),
+        place=data["place"],
+    )
+
+
+def _blocks_of_version_1(data: Mapping[str, Any], num_turns: int) -> dict[str, Block]:
+    if not data["block_ids"]:
+        return {}
+    return {data["construction"]: Block.whole(data["block_ids"], num_turns, data["text"])}
+
+
+def _guidance_from_json(data: Mapping[str, Any], num_turns: int) -> Guidance:
     statements = tuple(
         Statement(one["text"], tuple(one["evidence_ids"]), tuple(Support(**support) for support in one["support"]))
         for one in data["statements"]
     )
+    if "blocks" in data:
+        blocks = {name: _block_from_json(block) for name, block in data["blocks"].items()}
+    else:
+        blocks = _blocks_of_version_1(data, num_turns)
     return Guidance(
-        **{
-            **data,
-            "block_ids": tuple(data["block_ids"]),
-            "statements": statements,
-            "evidence": _evidence(data["evidence"]),
-            "rejections": _rejections(data["rejections"]),
-        }
+        traj_uid=data["traj_uid"],
+        construction=data["construction"],
+        blocks=blocks,
+        statements=statements,
+        evidence=_evidence(data["evidence"]),
+        rejections=_rejections(data["rejections"]),
+        abstain_reason=data["abstain_reason"],
     )
 
 

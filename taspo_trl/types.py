@@ -237,15 +237,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """P_i with its pedigree, for one target trajectory."""
+    """The privileged context of one target trajectory (P_i, or P_it for each turn), with its pedigree."""
 
     traj_uid: str
     construction: str
-    """aligned, random_success, nearest_success, generic_skill or none."""
-    block_ids: tuple[int, ...] = ()
-    """The composed block as token ids; empty = no guidance."""
-    text: str = ""
-    """The composed block as text, decoded from `block_ids`."""
+    """Who made it: a name of `guidance.CONSTRUCTIONS`."""
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    """Name -> block, one branch of the scoring each; empty = no guidance. A construction with one block names it like
+    itself."""
     statements: tuple[Statement, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     """E_{x,-i}: what this target was allowed to draw on."""
@@ -253,8 +252,18 @@ class Guidance:
     abstain_reason: str = ""
     """Why there is no guidance, when there is none."""
 
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The ids of the first block that any turn has; empty without guidance."""
+        return next((ids for block in self.blocks.values() for ids in block.turns if ids is not None), ())
+
+    @property
+    def text(self) -> str:
+        """The text of the first block that any turn has."""
+        return next((text for block in self.blocks.values() for text in block.texts if text), "")
+
     def __bool__(self) -> bool:
-        return len(self.block_ids) > 0
+        return any(self.blocks.values())
 
 
 @dataclass(frozen=True, slots=True)

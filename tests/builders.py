@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taspo_trl.types import StopReason, Trajectory, TrajectoryGroup, Turn
+from taspo_trl.types import Block, Guidance, StopReason, Trajectory, TrajectoryGroup, Turn
 
 
 def turn(prompt_ids: Sequence[int] = (1, 2, 3), reply_ids: Sequence[int] = (10, 11), **values: Any) -> Turn:
@@ -42,6 +42,13 @@ def trajectory(turns: Sequence[Turn] = (), uid: str = "t", **values: Any) -> Tra
 
 def group(*members: Trajectory, group_id: str = "g") -> TrajectoryGroup:
     return TrajectoryGroup(group_id, members)
+
+
+def guided(
+    uid: str = "t", ids: Sequence[int] = (5,), num_turns: int = 1, text: str = "", name: str = "aligned", **values: Any
+) -> Guidance:
+    """Guidance with one block for all turns, by default none if it has no ids."""
+    return Guidance(uid, name, {name: Block.whole(ids, num_turns, text)} if ids else {}, **values)
 
 
 def window_trajectory(rng: np.random.Generator, uid: str, num_turns: int, **values: Any) -> Trajectory:

@@ -10,6 +10,7 @@ from pathlib import Path
 from taspo_trl.evaluation.results import EvaluationResult, Play
 from taspo_trl.records import TrajectoryRecord, write_records
 from taspo_trl.types import (
+    Block,
     Credit,
     Evidence,
     Extraction,
@@ -76,8 +77,7 @@ def small_group(rollout: int = 0) -> list[TrajectoryRecord]:
     guidance = Guidance(
         uids[1],
         "aligned",
-        (7, 8, 9),
-        "- Go to the desk.",
+        {"aligned": Block.whole((7, 8, 9), 3, "- Go to the desk.")},
         (
             Statement(
                 "Go to the desk.",
@@ -171,7 +171,9 @@ def _large_group(rng, things, rollout, group, group_size):
             family=rng.choice(("pick", "clean", "heat")),
         )  # fmt: skip
         statements = tuple(Statement(item.statement, (item.evidence_id,), ()) for item in evidence)
-        given = Guidance(one.uid, "aligned", (1, 2, 3), "- Go.", statements, evidence)
+        given = Guidance(
+            one.uid, "aligned", {"aligned": Block.whole((1, 2, 3), len(actions), "- Go.")}, statements, evidence
+        )
         scores = tuple(TurnScore((rng.gauss(-1, 1), -0.1), (rng.gauss(-1, 1), -0.1)) for _ in actions)
         weights = tuple(1 + rng.uniform(-0.2, 0.2) for _ in actions)
         supports = tuple(rng.gauss(0, 0.5) for _ in actions)

@@ -17,6 +17,7 @@ from taspo_trl.background import DaemonPool
 from taspo_trl.guidance.stage import LATE, GuidanceStage
 from taspo_trl.types import Extraction, Guidance, Trajectory, TrajectoryGroup
 
+from .builders import guided
 from .playing import eventually, no_new_threads
 from .trajectories import outcomes
 
@@ -117,7 +118,7 @@ class Slow:
 
     def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
         self._pass(self.gates[1] if target.uid.endswith("k1") else None, target.uid)
-        return Guidance(target.uid, self.name, block_ids=(1,))
+        return guided(target.uid, (1,), len(target.turns), name=self.name)
 
     def _pass(self, gate: threading.Event | None, name: str) -> None:
         if gate is not None:

@@ -11,6 +11,7 @@ import pytest
 from taspo_trl.errors import RecordError
 from taspo_trl.records import RECORD_VERSION, TrajectoryRecord, from_json, read_records, to_json, write_records
 from taspo_trl.types import (
+    Block,
     Credit,
     Evidence,
     Extraction,
@@ -72,8 +73,11 @@ def full_record():
         guidance=Guidance(
             "r0-g0-k1",
             "aligned",
-            (5, 6),
-            "- Look inside.",
+            {
+                "aligned": Block.whole((5, 6), 2, "- Look inside."),
+                "step": Block((None, (7,)), ("", "- Now."), "start"),
+                "placebo": Block(((), None)),
+            },
             (Statement("Look inside.", ("e1",), (Support(0, "pre", "desk"), Support(1, "task", "mug"))),),
             (evidence,),
             (rejection, Rejection("alignment", "unknown_id")),
@@ -109,6 +113,26 @@ def test_everything_comes_back(tmp_path, record):
     assert list(read_records(path)) == [without_prompt_ids(record)]
 
 
+def test_a_whole_block_is_written_once(tmp_path):
+    blocks = to_json(full_record())["guidance"]["blocks"]
+    assert blocks["aligned"] == {"ids": [[5, 6]], "texts": ["- Look inside."], "turns": [0, 0], "place": "splice"}
+    assert blocks["step"] == {"ids": [[7]], "texts": ["- Now."], "turns": [None, 0], "place": "start"}
+    assert blocks["placebo"] == {"ids": [[]], "texts": None, "turns": [0, None], "place": "splice"}
+
+
+@pytest.mark.parametrize("ids, text", [([5, 6], "- Look inside."), ([], "")])
+def test_guidance_of_version_1_is_read_as_one_block_for_all_turns(tmp_path, ids, text):
+    data = to_json(full_record(), with_prompt_ids=True) | {"version": 1}
+    del data["guidance"]["blocks"]
+    data["guidance"] |= {"block_ids": ids, "text": text}
+    (tmp_path / "old.jsonl").write_text(json.dumps(data) + "\n", encoding="utf-8")
+    (read,) = read_records(tmp_path / "old.jsonl")
+    num_turns = len(read.trajectory.turns)
+    expected = {"aligned": Block.whole(ids, num_turns, text)} if ids else {}
+    assert read.guidance == dataclasses.replace(full_record().guidance, blocks=expected)
+    assert dataclasses.replace(read, guidance=full_record().guidance) == full_record()
+
+
 def test_full_record_leaves_no_field_at_its_default():
     # The round trip is worth what its record holds.
     record = full_record()
@@ -129,7 +153,7 @@ def test_line_is_strict_json_with_the_length_of_the_prompt(tmp_path):
     write_records(tmp_path / "a.jsonl", [full_record()])
     (line,) = (tmp_path / "a.jsonl").read_bytes().split(b"\n")[:-1]
     data = json.loads(line, parse_constant=lambda name: pytest.fail(name))
-    assert data["version"] == RECORD_VERSION == 1
+    assert data["version"] == RECORD_VERSION == 2
     assert data["kind"] == "trajectory"
     assert [one["num_prompt_tokens"] for one in data["turns"]] == [3, 1]
     assert all("prompt_ids" not in one for one in data["turns"])
@@ -221,9 +245,10 @@ def lines(*changes):
         ("not json", "Expecting value"),
         ("[1, 2]", "a record is a JSON object, this is a list"),
         ("null", "a record is a JSON object, this is a NoneType"),
-        ("{}", "record version None is not the 1"),
-        ('{"version": 2}', "record version 2 is not the 1"),
-        ('{"version": "1"}', "record version '1' is not the 1"),
+        ("{}", "record version None is none of the (1, 2)"),
+        ('{"version": 3}', "record version 3 is none of the (1, 2)"),
+        ('{"version": "1"}', "record version '1' is none of the (1, 2)"),
+        ('{"version": true}', "record version True is none of the (1, 2)"),
         ('{"version": 1}', "no field 'uid'"),
         (json.dumps(to_json(minimal_record()) | {"stop_reason": "tired"}), "tired"),
         (json.dumps(to_json(minimal_record()) | {"turns": [None]}), "NoneType"),

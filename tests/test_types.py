@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from taspo_trl import types
-from taspo_trl.types import Guidance, StopReason, TrajectoryGroup, TurnScore
+from taspo_trl.types import Block, Guidance, StopReason, TrajectoryGroup, TurnScore
 from tests.builders import group, trajectory, turn
 
 
@@ -35,8 +35,25 @@ def test_shifts_are_guided_minus_plain():
 
 
 def test_guidance_is_true_when_there_is_a_block():
-    assert Guidance("t", "aligned", (5,))
-    assert not Guidance("t", "aligned", (), text="said but cut to nothing")
+    assert not Guidance("t", "aligned")
+    assert not Guidance("t", "own", {"own": Block((None, None))})
+    assert Guidance("t", "own", {"own": Block((None, (5,)))})
+    assert Guidance("t", "empty", {"empty": Block(((), None))})  # the empty block is a placebo, not an abstention
+
+
+def test_ids_and_text_of_guidance_are_those_of_the_first_turn_that_has_a_block():
+    own = Block((None, (5, 6), (7,)), ("", "a", "b"))
+    guidance = Guidance("t", "own", {"episode": Block((None,) * 3, ("",) * 3), "step": own})
+    assert (guidance.block_ids, guidance.text) == ((5, 6), "a")
+    assert (Guidance("t", "none").block_ids, Guidance("t", "none").text) == ((), "")
+
+
+def test_a_whole_block_is_the_same_in_each_turn():
+    whole = Block.whole([5, 6], 3, "a")
+    assert whole == Block(((5, 6),) * 3, ("a",) * 3)
+    assert whole.is_whole
+    assert not Block(((5,), None)).is_whole
+    assert not Block.whole((5,), 0)
 
 
 def test_task_text_of_a_group_is_the_first_that_is_known():

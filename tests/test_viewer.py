@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from taspo_trl.errors import RecordError
 from taspo_trl.evaluation.results import EvaluationResult
 from taspo_trl.records import TrajectoryRecord, read_records, to_json, write_records
-from taspo_trl.types import Credit, Guidance, StopReason, TurnScore
+from taspo_trl.types import Block, Credit, Guidance, StopReason, TurnScore
 from taspo_trl.viewer import trajectory_html, write_viewer
+from taspo_trl.viewer.blocks import shown_block
 from taspo_trl.viewer.evaluations import load_evaluations
 from taspo_trl.viewer.groups import group_data
 from taspo_trl.viewer.history import load_history, series_from_rows, series_of
@@ -28,6 +29,7 @@ from taspo_trl.viewer.page import SCRIPTS, STYLES, asset, packed, page
 from taspo_trl.viewer.reply import reply_parts
 from taspo_trl.viewer.sources import RecordFile, find_run, read_lines
 from taspo_trl.viewer.token_texts import load_token_texts
+from taspo_trl.viewer.write import _version_notes
 from tests.builders import trajectory, turn
 from tests.runs import episode, small_group, without_guidance, write_small_run
 
@@ -382,12 +384,32 @@ def test_many_broken_lines_do_not_fill_the_page(tmp_path):
     assert notes[-1] == "480 more lines are not shown."
 
 
+def test_guidance_of_version_1_is_shown_without_a_note(tmp_path):
+    record = to_json(small_group()[1]) | {"version": 1}
+    del record["guidance"]["blocks"]
+    record["guidance"] |= {"block_ids": [7, 8, 9], "text": "- Go to the desk."}
+    assert row_of(record).has_guidance is True
+    assert (shown_block(record["guidance"])) == (3, "- Go to the desk.")
+    assert shown_block(to_json(small_group()[1])["guidance"]) == (3, "- Go to the desk.")
+    assert _version_notes({"1", "2"}) == []
+
+
+def test_several_blocks_are_shown_under_their_names_and_turns():
+    blocks = {
+        "episode": Block.whole((1, 2), 3, "Look first."),
+        "step": Block((None, (3,), (3,)), ("", "Take it.", "Take it.")),
+    }
+    record = dataclasses.replace(small_group()[1], guidance=Guidance("u", "own_workflow", blocks))
+    shown = (2, "episode, turns 1, 2, 3:\nLook first.\n\nstep, turns 2, 3:\nTake it.")
+    assert shown_block(to_json(record)["guidance"]) == shown
+
+
 def test_records_of_another_version_are_shown_with_a_note(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(to_json(small_group()[0]) | {"version": 7, "turns": [{"action": "look"}]}))
     index = parsed(write_viewer(tmp_path)).chunk("index")
     assert index["rows"]["turns"] == [1]
-    assert index["notes"] == ["Some records have version 7, not the 1 of this taspo_trl: what they lack is left out."]
+    assert index["notes"] == ["Some records have version 7, not the 2 of this taspo_trl: what they lack is left out."]
 
 
 def test_crashed_run_is_shown(tmp_path):

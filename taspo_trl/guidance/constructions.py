@@ -17,7 +17,7 @@ from ..analyzer.payloads import alignment_payload, extraction_payload
 from ..analyzer.prompts import PROMPTS, Prompts
 from ..analyzer.quotes import collapse
 from ..analyzer.validation import supported_by_others, validate_alignment, validate_evidence
-from ..types import Evidence, Extraction, Guidance, Rejection, Trajectory, TrajectoryGroup
+from ..types import Block, Evidence, Extraction, Guidance, Rejection, Trajectory, TrajectoryGroup
 from .block import Composer
 
 
@@ -106,8 +106,7 @@ class AlignedConstruction:
         return Guidance(
             traj_uid=target.uid,
             construction=self.name,
-            block_ids=block,
-            text=self._composer.text(block),
+            blocks={self.name: Block.whole(block, len(target.turns), self._composer.text(block))},
             statements=tuple(kept),
             evidence=tuple(allowed),
             rejections=tuple(rejections),
@@ -142,7 +141,9 @@ class _TranscriptConstruction:
             return Guidance(target.uid, self.name, abstain_reason="no_other_success")
         text = self._composer.neutralized(_transcript(self._choose(siblings, target)))
         block = self._composer.block(text)
-        return Guidance(target.uid, self.name, block_ids=block, text=self._composer.text(block))
+        return Guidance(
+            target.uid, self.name, {self.name: Block.whole(block, len(target.turns), self._composer.text(block))}
+        )
 
     def _choose(self, siblings: list[Trajectory], target: Trajectory) -> Trajectory:
         raise NotImplementedError
@@ -197,7 +198,9 @@ class GenericSkill:
         block = self._composer.block(text)
         if not block:
             return Guidance(target.uid, self.name, abstain_reason="no_skill_for_family")
-        return Guidance(target.uid, self.name, block_ids=block, text=self._composer.text(block))
+        return Guidance(
+            target.uid, self.name, {self.name: Block.whole(block, len(target.turns), self._composer.text(block))}
+        )
 
 
 def make_construction(

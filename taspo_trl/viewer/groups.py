@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .blocks import shown_block
 from .lenient import at, items, mapping, number, text, whole
 from .reply import reply_parts
 
@@ -136,10 +137,11 @@ def _extraction(value: Any) -> dict[str, Any] | None:
 def _guidance(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, Mapping):
         return None
+    num_tokens, block_text = shown_block(value)
     return {
         "construction": text(value.get("construction")),
-        "tokens": len(items(value.get("block_ids"))),
-        "text": text(value.get("text")),
+        "tokens": num_tokens,
+        "text": block_text,
         "abstain_reason": text(value.get("abstain_reason")),
         "statements": [_statement(mapping(one)) for one in items(value.get("statements"))],
         "evidence": _evidence(value.get("evidence")),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types import StopReason
+from .blocks import has_guidance
 from .lenient import items, mapping, number, text, whole
 
 
@@ -75,7 +76,7 @@ def row_of(record: Mapping[str, Any], is_partial: bool = False) -> Row:
         invalid=sum(turn.get("valid") is False for turn in turns),
         reward=number(record.get("reward")),
         advantage=number(mapping(credit).get("advantage")),
-        has_guidance=bool(items(guidance.get("block_ids"))) if isinstance(guidance, Mapping) else None,
+        has_guidance=has_guidance(guidance) if isinstance(guidance, Mapping) else None,
         # A reason may go on with details behind a colon, which would be a category for each trajectory.
         credit=(fallback.split(":")[0] or "weighted") if isinstance(credit, Mapping) else NOT_RECORDED,
         weights=tuple(1.0 if weight is None else weight for weight in weights) if is_weighted else (),

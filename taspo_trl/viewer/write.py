@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..records import RECORD_VERSION, TrajectoryRecord, to_json
+from ..records import READ_VERSIONS, RECORD_VERSION, TrajectoryRecord, to_json
 from ..tokens import as_unicode
 from ..version import __version__
 from .evaluations import load_evaluations
@@ -192,7 +192,7 @@ def _chunks(run: RunFiles, folder: Path) -> Iterator[tuple[str, Any]]:
 def _version_notes(versions: set[str]) -> list[str]:
     return [
         f"Some records have version {version}, not the {RECORD_VERSION} of this taspo_trl: what they lack is left out."
-        for version in sorted(versions - {str(RECORD_VERSION)})
+        for version in sorted(versions - {str(version) for version in READ_VERSIONS})
     ]
 
 

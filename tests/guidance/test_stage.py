@@ -16,6 +16,7 @@ from taspo_trl.guidance.constructions import AlignedConstruction
 from taspo_trl.guidance.stage import GuidanceStage, targets_of
 from taspo_trl.types import Extraction, Guidance, StopReason, Trajectory, TrajectoryGroup
 
+from ..builders import guided
 from ..playing import eventually, no_new_threads
 from ..tokenizers import byte_bpe
 from ..trajectories import make_group, make_trajectory, make_turn, outcomes
@@ -44,7 +45,7 @@ class Construction:
         self.shared.append(extraction)
         if self.on_build:
             self.on_build(target)
-        return Guidance(target.uid, self.name, block_ids=(1, 2))
+        return guided(target.uid, (1, 2), len(target.turns), name=self.name)
 
 
 class Gate:

@@ -24,7 +24,7 @@ from taspo_trl.scoring.paired import PairedLogps
 from taspo_trl.scoring.pairs import plan_pairs, scores_of, turn_scores
 from taspo_trl.types import Credit, FinishReason, Guidance, StopReason
 from tests import reference
-from tests.builders import conversation_trajectory, trajectory, turn, window_trajectory
+from tests.builders import conversation_trajectory, guided, trajectory, turn, window_trajectory
 
 
 GROUP_SIZE = 3
@@ -50,7 +50,7 @@ class Batch:
             self.trajectories[0] = dataclasses.replace(self.trajectories[0], stop_reason=StopReason.MAX_TURNS)
         self.trajectories = [self._some_replies_cut(rng, t) for t in self.trajectories]
         self.guidance = {
-            t.uid: Guidance(t.uid, "aligned", (5, 6) if rng.random() < 0.7 else (), abstain_reason="none_given")
+            t.uid: guided(t.uid, (5, 6) if rng.random() < 0.7 else (), len(t.turns), abstain_reason="none_given")
             for t in self.trajectories
         }
         # pi (new), pi_old, pi_ref and the entropy of each sampled token; pi_old with guidance.

@@ -28,7 +28,7 @@ from taspo_trl.types import (
     StopReason,
     TurnScore,
 )
-from tests.builders import group, trajectory, turn
+from tests.builders import group, guided, trajectory, turn
 
 
 def episodes():
@@ -134,7 +134,7 @@ def test_coverage_counts_the_trajectories_that_can_use_guidance():
     members = [trajectory([turn()], uid) for uid in "abcd"]
     evidence = Evidence("e", "progress", "s", ())
     guidance = {
-        "a": Guidance("a", "aligned", (5, 6, 7), statements=(Statement("s", (), ()),)),
+        "a": guided("a", (5, 6, 7), statements=(Statement("s", (), ()),)),
         "b": Guidance("b", "aligned", abstain_reason="no_other_success"),
         "c": Guidance(
             "c",
@@ -142,7 +142,7 @@ def test_coverage_counts_the_trajectories_that_can_use_guidance():
             abstain_reason="everything_rejected: two items",
             rejections=(Rejection("alignment", "unknown_id"), Rejection("alignment", "quote")),
         ),
-        "d": Guidance("d", "aligned", (5,), statements=(Statement("s", (), ()), Statement("t", (), ()))),
+        "d": guided("d", statements=(Statement("s", (), ()), Statement("t", (), ()))),
     }
     extractions = {"g": Extraction((evidence, evidence), (Rejection("extraction", "quote"),))}
     assert guidance_metrics(guidance, extractions, members, [0.5, -0.5, 1.0, 0.0]) == {

@@ -20,6 +20,7 @@ from taspo_trl.rollout.loop import RolloutSettings
 from taspo_trl.rollout.rewards import RewardSettings
 from taspo_trl.types import Extraction, Guidance, StopReason, Trajectory, TrajectoryGroup
 
+from ..builders import guided
 from ..playing import Recorder, ScriptedPolicy, act
 from ..scripted import Ledger, ScriptedEnvironment, factory
 from ..tokenizers import byte_bpe
@@ -68,7 +69,7 @@ class Noted:
     def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
         assert len(group.trajectories) == len({t.generation_idx for t in group.trajectories})
         self.built.append(target.uid)
-        return Guidance(target.uid, self.name, block_ids=(1,))
+        return guided(target.uid, (1,), len(target.turns), name=self.name)
 
 
 class Team:

@@ -11,7 +11,7 @@ from taspo_trl.rows import build_rows
 from taspo_trl.scoring.paired import PairedLogps, PairedRow
 from taspo_trl.scoring.pairs import plan_pairs, scores_of, turn_scores, unscorable_reason
 from taspo_trl.types import Guidance, TurnScore
-from tests.builders import conversation_trajectory, trajectory, turn, window_trajectory
+from tests.builders import conversation_trajectory, guided, trajectory, turn, window_trajectory
 
 
 BLOCK = (7, 8, 9)
@@ -19,7 +19,7 @@ BLOCK = (7, 8, 9)
 
 def plan_of(played, block=BLOCK, window=None):
     rows = build_rows(played)
-    return plan_pairs(rows, {played.uid: played}, {played.uid: Guidance(played.uid, "aligned", block)}, window)
+    return plan_pairs(rows, {played.uid: played}, {played.uid: guided(played.uid, block, len(played.turns))}, window)
 
 
 def test_pair_of_a_window_turn_by_hand():

@@ -11,8 +11,8 @@ import torch
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.loss.batches import EMPTY_ROW
-from taspo_trl.types import Guidance
 from tests import tiny
+from tests.builders import guided
 
 
 WORDS = ["go to fridge 1", "look", "open cabinet 1", "take mug 1 from table 1", "inventory", "go to sink 1"]
@@ -374,7 +374,7 @@ def test_guidance_leaves_no_token_in_rows_prompts_or_template(tmp_path):
             return Extraction()
 
         def build(self, group, target, extraction):
-            return Guidance(target.uid, self.name, block_ids=self.block, text="marked")
+            return guided(target.uid, self.block, len(target.turns), "marked", self.name)
 
     policy = tiny.ScriptedPolicy(ragged_reply)
     made = tiny.trainer(
