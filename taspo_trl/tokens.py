@@ -6,12 +6,13 @@ positions, a tokenizer's `decode` and `encode`; no model.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Sequence
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 
 ACTION_TAGS = ("action", "search", "answer")
@@ -30,16 +31,19 @@ class ActionBlock:
     end: int
     is_nested: bool
     """Whether the content holds another opening tag; such a block is executed as it is and counts as invalid."""
+    content_start: int = 0
+    """Where the content begins in the reply."""
+
+    @property
+    def content_end(self) -> int:
+        return self.content_start + len(self.content)
 
 
 @lru_cache(maxsize=64)
-def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
     names = "|".join(re.escape(tag) for tag in tags)
-    return (
-        # ASCII, or case folding takes `<ſearch>` and `<actıon>` for tags.
-        re.compile(rf"<({names})>(.*?)</\1>", re.ASCII | re.IGNORECASE | re.DOTALL),
-        re.compile(rf"<(?:{names})>", re.ASCII | re.IGNORECASE),
-    )
+    # ASCII, or case folding takes `<ſearch>` and `<actıon>` for tags.
+    return re.compile(rf"<(/?)({names})>", re.ASCII | re.IGNORECASE)
 
 
 def find_action(text: str, tags: tuple[str, ...] = ACTION_TAGS) -> ActionBlock | None:
@@ -51,7 +55,7 @@ def find_actions(text: str, tags: tuple[str, ...] = ACTION_TAGS, every: bool = F
     """The executed blocks of `text` in order: its first complete block, or with `every` all complete blocks.
 
     Tags are paired, matched case-insensitively, and the content may span lines. A block without a closing tag is
-    skipped: the search goes on behind its opening tag.
+    skipped: the search goes on behind its opening tag. Time is linear in the text, whatever stands in it.
 
     Args:
         text (`str`):
@@ -64,26 +68,90 @@ def find_actions(text: str, tags: tuple[str, ...] = ACTION_TAGS, every: bool = F
     Returns:
         `tuple[ActionBlock, ...]`: empty when no block is complete.
     """
-    block, opening = _patterns(tuple(tags))
-    matches = block.finditer(text)
-    return tuple(
-        ActionBlock(
-            tag=match.group(1).lower(),
-            content=match.group(2),
-            start=match.start(),
-            end=match.end(),
-            is_nested=opening.search(match.group(2)) is not None,
-        )
-        for match in (matches if every else itertools.islice(matches, 1))
-    )
+    openings: list[re.Match[str]] = []
+    closings: dict[str, list[re.Match[str]]] = {}
+    for tag in _pattern(tuple(tags)).finditer(text):
+        if tag.group(1):
+            closings.setdefault(tag.group(2).lower(), []).append(tag)
+        else:
+            openings.append(tag)
+    blocks: list[ActionBlock] = []
+    passed = dict.fromkeys(closings, 0)  # closing tags of each name that no later block can end in
+    end = 0
+    for k, opening in enumerate(openings):
+        name = opening.group(2).lower()
+        if opening.start() < end or name not in closings:
+            continue
+        own = closings[name]
+        while passed[name] < len(own) and own[passed[name]].start() < opening.end():
+            passed[name] += 1
+        if passed[name] == len(own):
+            continue
+        closing = own[passed[name]]
+        is_nested = k + 1 < len(openings) and openings[k + 1].start() < closing.start()
+        content = text[opening.end() : closing.start()]
+        end = closing.end()
+        blocks.append(ActionBlock(name, content, opening.start(), end, is_nested, opening.end()))
+        if not every:
+            break
+    return tuple(blocks)
 
 
 def count_blocks(text: str, tags: tuple[str, ...] = ACTION_TAGS) -> int:
     """How many complete blocks `text` holds."""
-    return sum(1 for _ in _patterns(tuple(tags))[0].finditer(text))
+    return len(find_actions(text, tags, every=True))
+
+
+def _contents(text: str, tags: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Where the contents of all complete blocks stand; without any, all that follows the first opening tag."""
+    blocks = find_actions(text, tags, every=True)
+    if blocks:
+        return [(block.content_start, block.content_end) for block in blocks]
+    unclosed = next((tag for tag in _pattern(tuple(tags)).finditer(text) if not tag.group(1)), None)
+    return [] if unclosed is None else [(unclosed.end(), len(text))]
 
 
 _REPLACEMENT = "\ufffd"  # what a decoder prints for bytes that are not yet a whole character
+
+
+class ActionMasks(NamedTuple):
+    """Which tokens of a reply are its action; one value for each reply token, True = it is."""
+
+    action: list[bool]
+    """M_it: tokens that overlap an executed block, both tags included."""
+    content: list[bool]
+    """Tokens that overlap what stands between the tags."""
+
+
+def action_masks(
+    tokenizer: Any,
+    reply_ids: Sequence[int],
+    reply_text: str | None = None,
+    tags: tuple[str, ...] = ACTION_TAGS,
+    every: bool = False,
+) -> ActionMasks:
+    """The two masks of a reply's action: with its tags (see [`action_token_mask`]) and without them.
+
+    The content mask covers the contents of all complete blocks, executed or not. A reply without a complete block, for
+    example one that was cut, has an empty action mask; its content is then all that follows its first opening tag.
+    A token that a tokenizer glued from a tag and its content (`>look`) is part of both.
+
+    Args: as of [`action_token_mask`].
+
+    Returns:
+        [`ActionMasks`]: (action, content).
+    """
+    ids = [int(i) for i in reply_ids]
+    text = _decode(tokenizer, ids) if ids else ""
+    blocks = find_actions(text, tags, every)
+    recorded = reply_text or ""
+    if not blocks and ids and (lost := find_actions(recorded, tags, every)):
+        action = _located(tokenizer, ids, recorded, [(block.start, block.end) for block in lost])
+        return ActionMasks(action, _located(tokenizer, ids, recorded, _contents(recorded, tags)))
+    contents = _contents(text, tags)
+    spans = token_spans(tokenizer, ids) if contents else [(0, 0)] * len(ids)
+    action = _overlapping(spans, [(block.start, block.end) for block in blocks])
+    return ActionMasks(action, _overlapping(spans, contents))
 
 
 def action_token_mask(
@@ -113,26 +181,36 @@ def action_token_mask(
             Whether all complete blocks are executed, or only the first.
 
     Returns:
-        `list[bool]`: one value for each reply token, True = token of the action. All False when no block can be
+        `list[bool]`: one value for each reply token, True = token of the action. All False when a block cannot be
         located; the turn is then unscorable.
     """
-    ids = [int(i) for i in reply_ids]
-    blocks = find_actions(_decode(tokenizer, ids), tags, every) if ids else ()
-    if blocks:
-        return [
-            start < end and any(start < block.end and block.start < end for block in blocks)
-            for start, end in token_spans(tokenizer, ids)  # a token without text overlaps nothing
-        ]
+    return action_masks(tokenizer, reply_ids, reply_text, tags, every).action
 
-    mask = [False] * len(ids)
-    for block in find_actions(reply_text or "", tags, every):
-        text = (reply_text or "")[block.start : block.end]
-        for candidate in (text, " " + text):
+
+def _overlapping(spans: Sequence[tuple[int, int]], ranges: Sequence[tuple[int, int]]) -> list[bool]:
+    """Which spans overlap one of the `ranges`, which are in order and apart; a span without text overlaps nothing."""
+    ends = [end for _, end in ranges]
+    mask = []
+    for start, end in spans:
+        k = bisect_left(ends, start + 1)  # the first range that ends behind the span's first character
+        mask.append(start < end and k < len(ranges) and max(start, ranges[k][0]) < min(end, ranges[k][1]))
+    return mask
+
+
+def _located(tokenizer: Any, ids: list[int], text: str, ranges: Iterable[tuple[int, int]]) -> list[bool]:
+    """The ids that spell the `ranges` of a recorded text, one behind the other; none when one is not found."""
+    mask, position = [False] * len(ids), 0
+    for start, end in ranges:
+        at = None
+        for candidate in (text[start:end], " " + text[start:end]):
             wanted = tokenizer.encode(candidate, add_special_tokens=False)
-            at = _find(ids, wanted)
+            at = _find(ids, wanted, position)
             if at is not None:
-                mask[at : at + len(wanted)] = [True] * len(wanted)
+                position = at + len(wanted)
+                mask[at:position] = [True] * len(wanted)
                 break
+        if at is None:
+            return [False] * len(ids)
     return mask
 
 
@@ -208,14 +286,13 @@ def is_special(tokenizer: Any, token_id: int) -> bool:
     return not _decode(tokenizer, [token_id]) and bool(tokenizer.decode([token_id]))
 
 
-def _find(ids: list[int], wanted: list[int]) -> int | None:
-    """The first position at which `wanted` stands in `ids` as it is."""
-    if not wanted:
+def _find(ids: list[int], wanted: list[int], start: int = 0) -> int | None:
+    """The first position from `start` on at which `wanted` stands in `ids` as it is."""
+    if not wanted or max([*ids, *wanted]) > sys.maxunicode:
         return None
-    for at in range(len(ids) - len(wanted) + 1):
-        if ids[at : at + len(wanted)] == wanted:
-            return at
-    return None
+    # As text, for its linear search: no vocabulary has more ids than there are characters.
+    at = "".join(map(chr, ids)).find("".join(map(chr, wanted)), start)
+    return None if at < 0 else at
 
 
 def is_unicode(text: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taspo_trl.tokens import action_token_mask, find_action, token_spans
+from taspo_trl.tokens import action_masks, action_token_mask, find_action, find_actions, token_spans
 from tests import tokenizers
 
 
@@ -162,6 +162,47 @@ class TestRecordedText:
         assert [mask.index(True), sum(mask)] == [0, 5]
 
 
+class TestContentMask:
+    """The action without its tags, for rules that credit only what stands between them."""
+
+    def content(self, text, **kwargs):
+        ids = encode(BPE, text)
+        mask = action_masks(BPE, ids, **kwargs).content
+        assert len(mask) == len(ids)
+        return [token for token, flag in zip(BPE.convert_ids_to_tokens(ids), mask, strict=True) if flag]
+
+    @pytest.mark.parametrize(
+        ("text", "content"),
+        [
+            ("<action>look</action>", [">look"]),  # glued to its tag, it is part of both
+            ("go.\n<action>go to desk 1</action>.", [">go", "Ġto", "Ġdesk", "Ġ", "1"]),
+            ("<action></action>", []),
+            ("no action", []),
+            ("<action>😀</action>", ["ð", "Ł", "ĺ", "Ģ"]),
+            # All complete blocks, also those that are not executed.
+            ("<action>look</action> <action>go</action>", [">look", ">go"]),
+            # Cut in the middle: all that follows the first opening tag.
+            ("so <action>go to", [">go", "Ġto"]),
+            ("<action>go <search>look", [">go", "Ġ<", "search", ">look"]),
+            # A complete block wins over an opening tag without an end.
+            ("<search>look <action>go</action>", [">go"]),
+        ],
+    )
+    def test_contents_without_tags(self, text, content):
+        assert self.content(text) == content
+
+    def test_action_mask_of_a_cut_reply_stays_empty(self):
+        ids = encode(BPE, "so <action>go to")
+        assert not any(action_masks(BPE, ids).action)
+
+    def test_end_token_of_a_cut_reply_is_no_content(self):
+        ids = [*encode(BPE, "<action>go"), BPE.eos_token_id]
+        assert action_masks(BPE, ids).content[-1] is False
+
+    def test_own_tags(self):
+        assert self.content("<run>go</run><action>look</action>", tags=("run",)) == [">go"]
+
+
 # ---- properties ----------------------------------------------------------------------------------------------------
 
 FRAGMENTS = [
@@ -276,3 +317,17 @@ def test_spans_cover_the_decoded_text_in_order(name, data):
         assert start <= position <= end or start == end <= position
         position = max(position, end)
     assert position == len(decode(tokenizer, ids))
+
+
+@pytest.mark.parametrize("name", list(tokenizers.ALL))
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_content_lies_inside_the_action_when_all_blocks_are_executed(name, data):
+    tokenizer = {"byte_bpe": BPE, "word_level": WORDS, "unigram": PIECES}[name]
+    ids = data.draw(replies(tokenizer))
+    masks = action_masks(tokenizer, ids, every=True)
+    assert masks.action == action_token_mask(tokenizer, ids, every=True)
+    blocks = find_actions(decode(tokenizer, ids), every=True)
+    if blocks:
+        assert all(inside for inside, content in zip(masks.action, masks.content, strict=True) if content)
+        assert any(masks.content) == any(block.content for block in blocks)
