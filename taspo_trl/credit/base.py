@@ -95,8 +95,8 @@ class Guarantees:
         mean_one (`str`, *optional*):
             `"turns"`: the mean of A~ / A over the T_i turns is 1. `"action_tokens"`: over each trajectory's pool of
             scored action tokens. `"each_action"`: over the action tokens of each turn.
-        identity_at_zero (`bool`, *optional*, defaults to `True`):
-            Where every shift of a trajectory is 0, A~ = A exactly.
+        identity_at_zero (`bool` or `str`, *optional*, defaults to `True`):
+            Where every shift of a trajectory is 0, A~ = A exactly. `"group"`: where every shift of its group is 0.
         flat_is_zero (`bool`, *optional*, defaults to `True`):
             A_it = 0 gives A~ = 0.
     """
@@ -104,7 +104,7 @@ class Guarantees:
     keeps_sign: bool = True
     bounds: tuple[float, float] | None = None
     mean_one: Literal["turns", "action_tokens", "each_action"] | None = None
-    identity_at_zero: bool = True
+    identity_at_zero: bool | Literal["group"] = True
     flat_is_zero: bool = True
 
 
@@ -148,6 +148,12 @@ class Batch:
         """A_i by trajectory uid."""
         return {t.uid: a for t, a in zip(self.trajectories, self.outcome, strict=True)}
 
+    def state(self, trajectory: Trajectory, turn_idx: int) -> Hashable:
+        """[`state_key`] of turn t; a rule that asks for it says so in its needs."""
+        if self.state_key is None:
+            raise InvariantError("A credit rule asked for a state, but its needs did not: the batch has no state key.")
+        return self.state_key(trajectory, turn_idx)
+
     def shifts(self, trajectory: Trajectory, turn_idx: int, block: str) -> tuple[float, ...] | None:
         """Delta_itk over R_it (NaN outside the asked scope); None for a turn that has no usable score of `block`."""
         score = self.scores.get((trajectory.uid, turn_idx))
@@ -160,6 +166,22 @@ class Batch:
             return None
         mask = trajectory.turns[turn_idx].action_mask
         return tuple(shift for shift, is_action in zip(shifts, mask, strict=True) if is_action) or None
+
+    def span_shifts(
+        self, trajectory: Trajectory, turn_idx: int, block: str, span: Sequence[bool] | None = None
+    ) -> tuple[float | None, ...] | None:
+        """Delta_itk over R_it, None outside `span` (by default all of R_it).
+
+        None for the whole turn when it has no usable score of `block`, no token in the span, or a shift there that is
+        not finite: such a turn keeps the neutral weight.
+        """
+        shifts = self.shifts(trajectory, turn_idx, block)
+        if shifts is None:
+            return None
+        inside = [True] * len(shifts) if span is None else span
+        spanned = tuple(shift if one else None for shift, one in zip(shifts, inside, strict=True))
+        known = [shift for shift in spanned if shift is not None]
+        return spanned if known and all(map(math.isfinite, known)) else None
 
 
 @dataclass(frozen=True)
@@ -177,6 +199,8 @@ class Weighed:
             For each trajectory why A~ = A; empty where it is not.
         token_weights (`TokenRagged | None`, *optional*):
             Weights inside the turns, where they differ there.
+        metrics (`Mapping[str, float]`, *optional*):
+            What the rule reports of this step, by metric name.
     """
 
     advantages: TokenRagged
@@ -184,6 +208,7 @@ class Weighed:
     supports: Sequence[Sequence[float | None]] | None = None
     fallbacks: Sequence[str] | None = None
     token_weights: TokenRagged | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class AdvantageRule(Protocol):
@@ -238,9 +263,117 @@ def broadcast(batch: Batch, values: Ragged) -> TokenRagged:
     ]
 
 
-def linear_decay(start: float, step: int, zero_at: int) -> float:
+def linear_decay(start: float, step: int, zero_at: float) -> float:
     """lambda_n = start * max(0, 1 - n / zero_at); `zero_at` 0 or less keeps `start`."""
     return start if zero_at <= 0 else start * max(0.0, 1.0 - step / zero_at)
+
+
+def share_at(batch: Batch, share: float, zero_at: int | None, counted_from: int = 0) -> float:
+    """lambda_n; `zero_at` None = a third of the run, as the published 50 of 150 updates (50 where it has no end)."""
+    end = (batch.num_steps / 3 or 50) if zero_at is None else zero_at
+    return linear_decay(share, batch.step + counted_from, end)
+
+
+def sign(value: float) -> float:
+    """s: 1.0, -1.0, or 0.0 for a value of 0."""
+    return math.copysign(1.0, value) if value else 0.0
+
+
+def cut(value: float, low: float, high: float) -> float:
+    """clip(value, low, high)."""
+    return max(low, min(high, value))
+
+
+def tilt(shift: float, advantage: float, clip: float) -> float:
+    """w_k = clip(exp(s Delta_k), 1 - eps, 1 + eps), the token weight of RLSD and SERL; 1.0 for A = 0."""
+    return cut(math.exp(cut(sign(advantage) * shift, -20.0, 20.0)), 1.0 - clip, 1.0 + clip)
+
+
+def weigh_tokens(
+    batch: Batch,
+    advantages: Ragged,
+    share: float,
+    shifts_of: Callable[[Trajectory, int], Sequence[float | None] | None],
+    weight_of: Callable[[float, float], float],
+) -> Weighed:
+    """A~_k = A [(1 - lambda) + lambda w_k], each token's weight from its own shift.
+
+    Args:
+        share (`float`):
+            lambda, in [0, 1].
+        shifts_of (`Callable`):
+            (trajectory, t) -> Delta_itk over R_it, None on tokens that keep A; None = the whole turn does.
+        weight_of (`Callable`):
+            (Delta_k, A_it) -> w_k.
+    """
+    weights: TokenRagged = []
+    supports: list[list[float | None]] = []
+    fallbacks: list[str] = []
+    for t, row in zip(batch.trajectories, advantages, strict=True):
+        of_turns = [shifts_of(t, u) for u in range(len(t.turns))]
+        weights.append(
+            [
+                [
+                    1.0 if d is None else 1.0 + share * (weight_of(d, a) - 1.0)
+                    for d in shifts or [None] * len(o.reply_ids)
+                ]
+                for a, o, shifts in zip(row, t.turns, of_turns, strict=True)
+            ]
+        )
+        supports.append([mean_shift(shifts) for shifts in of_turns])
+        fallbacks.append(why_unchanged(t, row, any(shifts is not None for shifts in of_turns), share))
+    return Weighed(product(advantages, weights), None, supports, fallbacks, weights)
+
+
+def weigh_turns(
+    batch: Batch,
+    advantages: Ragged,
+    weights: Ragged,
+    supports: Sequence[Sequence[float | None]],
+    fallbacks: Sequence[str],
+) -> Weighed:
+    """A~_itk = A_it w_it on every reply token of the turn."""
+    rows = [[a * w for a, w in zip(*pair, strict=True)] for pair in zip(advantages, weights, strict=True)]
+    return Weighed(broadcast(batch, rows), weights, supports, fallbacks)
+
+
+def product(advantages: Ragged, weights: TokenRagged) -> TokenRagged:
+    """A_it w_itk."""
+    return [
+        [[a * w for w in turn] for a, turn in zip(row, turns, strict=True)]
+        for row, turns in zip(advantages, weights, strict=True)
+    ]
+
+
+def mean_shift(shifts: Sequence[float | None] | None) -> float | None:
+    """The mean of the shifts that are there; None without any."""
+    known = [shift for shift in shifts or () if shift is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and population standard deviation; zeros without values."""
+    if not values:
+        return 0.0, 0.0
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def by_group(batch: Batch, advantages: Ragged) -> list[tuple[TrajectoryGroup, Ragged]]:
+    """Each group with the rows of its trajectories."""
+    rows = iter(advantages)
+    return [(group, [next(rows) for _ in group.trajectories]) for group in batch.groups]
+
+
+def why_unchanged(trajectory: Trajectory, row: Sequence[float], scored: bool, share: float = 1.0) -> str:
+    """Why A~ = A on a whole trajectory; empty where a rule may move it."""
+    if not trajectory.is_usable:
+        return "unusable"
+    if not any(row):
+        return "zero_advantage"
+    if share == 0:
+        return "zero_share"
+    return "" if scored else "no_scored_turn"
 
 
 def combined(*needs: Needs) -> Needs:
@@ -285,6 +418,7 @@ def check_guarantees(batch: Batch, advantages: Ragged, weighed: Weighed, needs: 
         needs (`Needs`), promised (`Guarantees`):
             The rule's.
     """
+    peers = {t.uid: group.trajectories for group in batch.groups for t in group.trajectories}
     for i, (t, row, tokens) in enumerate(zip(batch.trajectories, advantages, weighed.advantages, strict=True)):
         if [len(turn.reply_ids) for turn in t.turns] != [len(one) for one in tokens]:
             raise _breach(t, "one value for each reply token", [len(one) for one in tokens])
@@ -302,7 +436,12 @@ def check_guarantees(batch: Batch, advantages: Ragged, weighed: Weighed, needs: 
             if out:
                 raise _breach(t, f"A~ / A inside [{low:g}, {high:g}]", out[:3])
         _check_means(t, ratios, promised, weighed.weights[i] if weighed.weights is not None else None)
-        if promised.identity_at_zero and _all_shifts_zero(batch, t, needs) and any(a != x for a, x in values):
+        quiet = peers[t.uid] if promised.identity_at_zero == "group" else (t,)
+        if (
+            promised.identity_at_zero
+            and any(a != x for a, x in values)
+            and all(_all_shifts_zero(batch, one, needs) for one in quiet)
+        ):
             raise _breach(t, "A~ = A where every shift is 0", [(a, x) for a, x in values if a != x][:3])
 
 
