@@ -21,6 +21,7 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from ..errors import ConfigurationError
+from .distributions import Distribution, Head, reduce_chunks
 
 
 _VOCABULARY_TILE = 32768
@@ -37,6 +38,10 @@ class SelectedOutput(ModelOutput):
     """(N,) log-probability of each target, float32 (float64 for a float64 model)."""
     entropies: torch.Tensor | None = None
     """(N,) entropy of the distribution at each position; None unless asked for."""
+    reduced: tuple[torch.Tensor, ...] | None = None
+    """What the asked [`~taspo_trl.scoring.distributions.Distribution`] reduces to, each of first dimension N."""
+    hidden: torch.Tensor | None = None
+    """(N, H) hidden states before the LM head, detached; None unless asked for."""
     cache: Any = None
     """The key-value cache, when `use_cache=True`."""
 
@@ -44,7 +49,8 @@ class SelectedOutput(ModelOutput):
 def add_selected_projection(
     model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False
 ) -> None:
-    """Teach `model.forward` the arguments `selected_positions`, `selected_targets` and `selected_entropies`.
+    """Teach `model.forward` the arguments `selected_positions`, `selected_targets`, `selected_entropies` and
+    `selected_distribution`.
 
     With them, `forward` returns a [`SelectedOutput`]; without them it is the original. Apply it to the causal language
     model itself, below any PEFT wrapper.
@@ -69,6 +75,7 @@ def add_selected_projection(
         selected_positions=None,
         selected_targets=None,
         selected_entropies=False,
+        selected_distribution=None,
         **kwargs,
     ):
         if selected_positions is None:
@@ -92,12 +99,24 @@ def add_selected_projection(
             in_fp32=cast_lm_head_to_fp32,
             want_entropies=selected_entropies,
         )
-        return SelectedOutput(logps=logps, entropies=entropies, cache=cache)
+        output = SelectedOutput(logps=logps, entropies=entropies, cache=cache)
+        if selected_distribution is not None:
+            if selected_distribution.reduce is not None:
+                own = head_of(self, temperature, cast_lm_head_to_fp32)
+                output.reduced = _reduced(hidden, own, selected_targets, selected_distribution, cast_lm_head_to_fp32)
+            if selected_distribution.keep_hidden:
+                output.hidden = hidden.detach()
+        return output
 
     model.forward = types.MethodType(forward, model)
 
 
-def selected_forward(model: Any, tensors: Mapping[str, torch.Tensor], want_entropies: bool = False) -> Any:
+def selected_forward(
+    model: Any,
+    tensors: Mapping[str, torch.Tensor],
+    want_entropies: bool = False,
+    distribution: Distribution | None = None,
+) -> Any:
     """One forward over collated rows: what `model`, with [`add_selected_projection`], says of their loss tokens.
 
     Args:
@@ -107,10 +126,13 @@ def selected_forward(model: Any, tensors: Mapping[str, torch.Tensor], want_entro
             A micro-batch of [`~taspo_trl.loss.batches.collate`].
         want_entropies (`bool`, *optional*, defaults to `False`):
             Whether the entropies are needed too.
+        distribution ([`~taspo_trl.scoring.distributions.Distribution`], *optional*):
+            What is needed of the whole distributions; their gradient flows too. None leaves the forward as it is.
 
     Returns:
-        [`SelectedOutput`]: with `logps`, and `entropies` when wanted.
+        [`SelectedOutput`]: with `logps`, and `entropies`, `reduced` and `hidden` when wanted.
     """
+    more: dict[str, Any] = {} if distribution is None else {"selected_distribution": distribution}
     return model(
         input_ids=tensors["input_ids"],
         attention_mask=tensors["attention_mask"],
@@ -118,7 +140,35 @@ def selected_forward(model: Any, tensors: Mapping[str, torch.Tensor], want_entro
         selected_positions=tensors["positions"],
         selected_targets=tensors["targets"],
         selected_entropies=want_entropies,
+        **more,
     )
+
+
+def head_of(model: Any, temperature: float = 1.0, in_fp32: bool = False) -> Head:
+    """The LM head of a causal language model as it is now, with what its forward does to the logits.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            The model itself, below any PEFT wrapper.
+        temperature (`float`, *optional*, defaults to `1.0`), in_fp32 (`bool`, *optional*, defaults to `False`):
+            As in [`add_selected_projection`].
+
+    Raises:
+        ConfigurationError: ZeRO-3 holds the weights in pieces, which come together for one forward only.
+    """
+    head = model.get_output_embeddings()
+    weight, bias = head.weight, getattr(head, "bias", None)
+    if hasattr(weight, "ds_status"):
+        raise ConfigurationError(
+            "Whole distributions and top k cannot be computed under DeepSpeed ZeRO-3: their backward needs the LM "
+            "head after it was released. Use ZeRO-2, DDP or FSDP2, or the sampled form of the distillation term."
+        )
+    if hasattr(weight, "full_tensor"):
+        weight, bias = weight.full_tensor(), bias.full_tensor() if bias is not None else None
+    if in_fp32:
+        weight, bias = weight.float(), bias.float() if bias is not None else None
+    scale, softcap = _logit_transform(model.config.get_text_config())
+    return Head(weight, bias, scale, softcap, temperature)
 
 
 def cache_keyword(model: Any) -> str:
@@ -172,6 +222,15 @@ def _project(
             ("entropy",) if want_entropies else (),
         )
     return logps, entropies
+
+
+def _reduced(
+    hidden: torch.Tensor, head: Head, targets: torch.Tensor, asked: Distribution, in_fp32: bool
+) -> tuple[torch.Tensor, ...]:
+    device = head.weight.device
+    autocast: Any = torch.autocast(device.type, enabled=False) if in_fp32 else nullcontext()
+    with autocast:
+        return reduce_chunks((hidden.float() if in_fp32 else hidden).to(device), head, targets.to(device), asked)
 
 
 def _logit_transform(config: Any) -> tuple[float, float | None]:

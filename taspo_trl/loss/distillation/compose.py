@@ -1,0 +1,143 @@
+"""The distillation term's share of one micro-batch's loss.
+
+    distribution = update_distribution(term, teacher, coefficients, old_logps, advantages)
+    output = selected_forward(model, inputs, distribution=distribution)
+    loss = loss + distillation_loss(term, output, teacher, coefficients, step, old_logps, advantages)
+
+A term that compares whole distributions is computed inside the forward, chunk by chunk; one that compares the sampled
+token or the top k, after it. E8's surrogate gets its own share by scaling the advantages with `policy_share(step)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import InvariantError
+from ...scoring.distributions import AtIds, Chunk, Distribution, Head
+from .base import Branch, DistillTerm
+
+
+@dataclass(frozen=True)
+class TeacherColumns:
+    """What the teacher said of the N loss tokens of a micro-batch; anything finite where it has no score.
+
+    Args:
+        logps (`torch.Tensor` of shape `(N,)`):
+            log pi_T of the sampled tokens.
+        top_ids (`torch.Tensor` of shape `(N, K)`, *optional*), top_logps (`torch.Tensor` of shape `(N, K)`, \
+        *optional*), tail_logps (`torch.Tensor` of shape `(N,)`, *optional*):
+            For a term that compares the top k; the ids may be the student's or the teacher's.
+        hidden (`torch.Tensor` of shape `(N, H_T)`, *optional*), head ([`~taspo_trl.scoring.distributions.Head`], \
+        *optional*):
+            For a term that compares whole distributions: they are made from these, a chunk at a time.
+    """
+
+    logps: torch.Tensor
+    top_ids: torch.Tensor | None = None
+    top_logps: torch.Tensor | None = None
+    tail_logps: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    head: Head | None = None
+
+    @property
+    def branch(self) -> Branch:
+        """Without the whole distributions."""
+        return Branch(self.logps, self.top_ids, self.top_logps, self.tail_logps).detach()
+
+
+def update_distribution(
+    term: DistillTerm,
+    teacher: TeacherColumns,
+    coefficients: torch.Tensor,
+    old_logps: torch.Tensor | None,
+    advantages: torch.Tensor,
+    *,
+    student_size: int | None = None,
+) -> Distribution | None:
+    """What the update's forward has to compute of the student's distributions; None for the sampled token.
+
+    Args:
+        term (`DistillTerm`), teacher (`TeacherColumns`):
+            What is learned, and from what.
+        coefficients (`torch.Tensor` of shape `(N,)`):
+            m_k; the whole distributions of tokens with 0 are not compared.
+        old_logps (`torch.Tensor` of shape `(N,)`, *optional*), advantages (`torch.Tensor` of shape `(N,)`):
+            As in the policy's loss; None = the policy is pi_old.
+        student_size (`int`, *optional*):
+            V of the policy, where the teacher's head may be padded differently: only ids that both have are compared.
+    """
+    vocabulary, temperature = term.needs.vocabulary, term.needs.temperature
+    if vocabulary == 0:
+        return None
+    if vocabulary > 0:
+        if teacher.top_ids is None:
+            raise InvariantError("A term that compares the top k got no ids from the teacher's scores.")
+        return Distribution(AtIds(teacher.top_ids), temperature)
+    if teacher.hidden is None or teacher.head is None:
+        raise InvariantError("A term that compares whole distributions got no hidden states of the teacher.")
+    hidden, head, plain = teacher.hidden, teacher.head, teacher.branch
+    size = head.size if student_size is None else min(head.size, student_size)
+    both = None if size == head.size and student_size in (None, size) else size
+
+    def compare(chunk: Chunk) -> tuple[torch.Tensor, ...]:
+        part = chunk.part
+        kept = coefficients[part] != 0
+        losses = chunk.logps * 0
+        if kept.any():
+            with torch.no_grad():
+                theirs = head.log_probs(hidden[part][kept], temperature, both)
+            student = Branch(chunk.logps[kept], all_logps=chunk.all_logps[kept])
+            other = Branch(plain.logps[part][kept], all_logps=theirs.to(chunk.all_logps))
+            old = student.logps.detach() if old_logps is None else old_logps[part][kept]
+            losses = losses.masked_scatter(kept, term.token_loss(student, other, old, advantages[part][kept]))
+        return (losses,)
+
+    return Distribution(compare, temperature, both)
+
+
+def distillation_loss(
+    term: DistillTerm,
+    output: Any,
+    teacher: TeacherColumns,
+    coefficients: torch.Tensor,
+    step: int,
+    old_logps: torch.Tensor | None,
+    advantages: torch.Tensor,
+) -> torch.Tensor:
+    """share(n) * sum over k of m_k * token_loss_k, of one micro-batch.
+
+    Args:
+        term (`DistillTerm`), teacher (`TeacherColumns`), coefficients, old_logps, advantages:
+            As in [`update_distribution`].
+        output ([`~taspo_trl.scoring.projection.SelectedOutput`]):
+            Of the forward with what [`update_distribution`] asked for.
+        step (`int`):
+            n, completed optimizer updates.
+
+    Returns:
+        `torch.Tensor`: a scalar, with a graph to the model also where no token counts: processes stay in step.
+    """
+    if term.needs.vocabulary == -1:
+        losses = _only(output.reduced)
+        kept = coefficients != 0
+        return term.share(step) * (coefficients[kept] * losses[kept]).sum() + 0 * losses.sum()
+    kept = coefficients != 0
+    student = Branch(output.logps)
+    if term.needs.vocabulary > 0:
+        top_logps, tail_logps = output.reduced
+        student = Branch(output.logps, teacher.top_ids, top_logps, tail_logps)
+    nothing = 0 * output.logps.sum()
+    if not kept.any():
+        return nothing
+    old = output.logps.detach() if old_logps is None else old_logps
+    losses = term.token_loss(student.at(kept), teacher.branch.at(kept), old[kept], advantages[kept])
+    return term.share(step) * (coefficients[kept] * losses).sum() + nothing
+
+
+def _only(reduced: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
+    if reduced is None:
+        raise InvariantError("The forward of a term that compares whole distributions computed no losses.")
+    return reduced[0]
