@@ -19,6 +19,7 @@ from .analyzer.extractive import ExtractiveAnalyzer
 from .analyzer.prompts import PROMPTS, Prompts
 from .credit.taspo import assign_credit
 from .errors import ConfigurationError, RecordError
+from .files import write_text
 from .guidance.block import Composer
 from .guidance.constructions import AlignedConstruction
 from .guidance.stage import GuidanceStage
@@ -362,4 +363,4 @@ def _write_summary(path: Path, analysis: Analysis, source: str) -> None:
         "files": [file.name for file in analysis.files],
         "metrics": {name: value if value == value else None for name, value in analysis.metrics.items()},
     }
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(data, indent=2) + "\n")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RecordError
+from .files import replacing
 from .types import (
     Block,
     Credit,
@@ -66,15 +67,10 @@ def write_records(path: str | os.PathLike, records: Iterable[TrajectoryRecord], 
         with_prompt_ids (`bool`, *optional*, defaults to `False`):
             Keep the prompts' token ids, which are most of the size and are needed only to score offline.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    # Half a surrogate pair in some observation becomes its JSON escape instead of an error.
-    with open(partial, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+    with replacing(path) as file:
         for record in records:
             file.write(json.dumps(to_json(record, with_prompt_ids), ensure_ascii=False, allow_nan=False))
             file.write("\n")
-    os.replace(partial, path)
 
 
 def read_records(path: str | os.PathLike) -> Iterator[TrajectoryRecord]:

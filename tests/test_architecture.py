@@ -11,8 +11,8 @@ import taspo_trl
 
 PACKAGE = Path(taspo_trl.__file__).parent
 ORDER = (
-    ("errors", "types", "seeds", "redaction", "background", "tokens", "version", "options"),
-    ("rows", "records"),
+    ("errors", "types", "seeds", "files", "redaction", "background", "tokens", "version", "options"),
+    ("rows", "records", "checkpoints"),
     ("environments",),
     ("generation",),
     ("rollout",),

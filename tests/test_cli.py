@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from taspo_trl.cli import COMMANDS, main
-from taspo_trl.cli.folders import check_model, checkpoint_to_resume, last_checkpoint
+from taspo_trl.cli.folders import check_model
 from taspo_trl.cli.sources import environment_factory, imported, json_arguments
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.evaluation.results import EvaluationResult
 from taspo_trl.records import read_records
 from tests import tiny
+from tests.checkpoints import put_checkpoint
 from tests.launching import free_port
 
 
@@ -207,18 +208,15 @@ def test_interrupted_command_exits_with_130(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_the_last_checkpoint_has_the_largest_number(tmp_path):
-    assert last_checkpoint(tmp_path) is None and last_checkpoint(tmp_path / "none") is None
-    for step in (9, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    (tmp_path / "checkpoint-11").write_text("no folder")
-    last = str(tmp_path / "checkpoint-10")
-    assert {checkpoint_to_resume(word, tmp_path) for word in (True, "true", "last", "True", last)} == {last}
-    assert checkpoint_to_resume(None, tmp_path) is checkpoint_to_resume("false", tmp_path) is None
-    with pytest.raises(ConfigurationError, match=r"`last` means .*checkpoint-10"):
-        checkpoint_to_resume("checkpoint-12", tmp_path)
+def test_folder_of_checkpoints_is_no_model_and_the_last_whole_one_is_named(tmp_path):
+    for step in (9, 10, 11):
+        put_checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-11" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ConfigurationError, match=r"last checkpoint is .*checkpoint-10"):
         check_model(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"model\.safetensors is cut off.*beside it is .*checkpoint-10"):
+        check_model(str(tmp_path / "checkpoint-11"))
+    check_model(str(tmp_path / "checkpoint-10"))
     (tmp_path / "config.json").write_text("{}")
     check_model(str(tmp_path))
 

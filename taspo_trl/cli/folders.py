@@ -1,48 +1,11 @@
-"""Models and checkpoints as a command line names them: what is not on this disk is refused before the Hub is asked."""
+"""Models as a command line names them: what is not on this disk is refused before the Hub is asked."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ..checkpoints import last_checkpoint, weights_fault
 from ..errors import ConfigurationError
-
-
-def last_checkpoint(folder: str | Path) -> Path | None:
-    """The `checkpoint-N` of `folder` with the largest N; None where there is none."""
-    from transformers.trainer_utils import get_last_checkpoint
-
-    found = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
-    return Path(found) if found else None
-
-
-def checkpoint_to_resume(value: str | bool | None, output_dir: str | Path) -> str | None:
-    """The checkpoint folder that `resume_from_checkpoint` means.
-
-    Args:
-        value (`str` or `bool`, *optional*):
-            `True`, `"true"` or `"last"`: the last checkpoint of `output_dir`. `None`, `False` or `"false"`: none. Else
-            a folder.
-        output_dir (`str` or `Path`):
-            Where the run saves.
-
-    Raises:
-        ConfigurationError: there is no such checkpoint.
-    """
-    word = str(value).lower()
-    if value is None or word in ("false", "none"):
-        return None
-    last = last_checkpoint(output_dir)
-    if word in ("true", "last"):
-        if last is None:
-            raise ConfigurationError(
-                f"There is no checkpoint in {output_dir} to resume from. Leave `resume_from_checkpoint` out to "
-                "start anew (`save_strategy` and `save_steps` say when one is saved), or name a checkpoint's folder."
-            )
-        return str(last)
-    if not Path(str(value)).is_dir():
-        remedy = f"`last` means {last}." if last else f"{output_dir} holds none either: leave the option out."
-        raise ConfigurationError(f"There is no checkpoint {value} to resume from. {remedy}")
-    return str(value)
 
 
 def check_model(name: str) -> None:
@@ -61,11 +24,24 @@ def check_model(name: str) -> None:
                 "id on the Hub."
             )
         return
-    last = last_checkpoint(path) if path.is_dir() else None
-    if last and not any((path / one).exists() for one in ("config.json", "adapter_config.json")):
+    has_model = any((path / one).exists() for one in ("config.json", "adapter_config.json"))
+    if has_model:
+        _check_weights(path)
+        return
+    last = last_checkpoint(path)
+    if last:
         raise ConfigurationError(
             f"{name} holds checkpoints but no model: its run has not ended (yet). Its last checkpoint is {last}."
         )
+
+
+def _check_weights(path: Path) -> None:
+    """A kill or a full disk leaves weights that end early; what is no folder of weights is left to transformers."""
+    fault = weights_fault(path)
+    if fault.endswith(("cut off", "is missing")):
+        last = last_checkpoint(path) or last_checkpoint(path.parent)
+        remedy = f" The last whole checkpoint beside it is {last}." if last else ""
+        raise ConfigurationError(f"The model folder {path} is torn: {fault}.{remedy}")
 
 
 def _looks_local(name: str) -> bool:

@@ -6,8 +6,9 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
+from ..checkpoints import checkpoint_to_resume
 from ..errors import ConfigurationError
-from .folders import check_model, checkpoint_to_resume
+from .folders import check_model
 from .sources import did_you_mean, environment_data, environment_factory, imported, json_arguments
 
 

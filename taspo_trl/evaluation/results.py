@@ -16,6 +16,7 @@ from typing import Any
 
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
+from ..files import write_text
 from ..generation import Policy, SamplingSettings
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
@@ -115,8 +116,6 @@ class EvaluationResult:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the result as JSON, with its summary; the file appears only when it is complete."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         data = {
             "version": 1,
             "kind": "evaluation",
@@ -124,9 +123,7 @@ class EvaluationResult:
             "summary": {key: value if math.isfinite(value) else None for key, value in self.metrics().items()},
             "plays": [asdict(play) for play in self.plays],
         }
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_text(path, json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> EvaluationResult:
@@ -339,8 +336,7 @@ def _read_progress(path: Path, facts: Mapping[str, Any]) -> dict[tuple[str, int]
     """Finished plays of an interrupted evaluation with the same settings; starts the file when there is none."""
     header = json.dumps({"settings": facts}, sort_keys=True, default=str)
     if not path.exists() or path.stat().st_size == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(header + "\n", encoding="utf-8")
+        write_text(path, header + "\n")
         return {}
     text = path.read_text(encoding="utf-8", errors="replace")  # a kill may cut a character in two
     lines = text.split("\n")  # and at nothing else: JSON leaves other line separators in its strings

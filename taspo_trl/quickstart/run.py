@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..evaluation.results import EvaluationResult, compare
+from ..files import replacing, write_text
 from ..training.earlier_run import set_aside
 from .policy import WarmStart, tiny_policy, warm_started_lora
 
@@ -300,9 +301,9 @@ def _write(
     from .. import plots
     from ..records import read_records
 
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    (folder / "metrics.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
-    with open(folder / "summary.txt", "w") as file:
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(folder / "metrics.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
+    with replacing(folder / "summary.txt") as file:
         _print_tables(Console(file=file, width=110), summary["fast"], before, after)
     plots.learning_curves(trainer.state.log_history).savefig(folder / "learning_curves.png")
     plots.success_by_family(

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints import checkpoints_of
 from ..errors import RecordError
-
-
-_PARTIAL = ".partial"
+from ..files import PARTIAL
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,14 @@ def find_run(run_dir: str | os.PathLike) -> RunFiles:
         RecordError: there is no run; the message says where one may be.
     """
     path = Path(run_dir)
-    if path.is_file() and path.name.removesuffix(_PARTIAL).endswith(".jsonl"):
-        single = RecordFile(path, path.name.endswith(_PARTIAL))
+    if path.is_file() and path.name.removesuffix(PARTIAL).endswith(".jsonl"):
+        single = RecordFile(path, path.name.endswith(PARTIAL))
         return RunFiles(path.name, (single,), (), (), None, path.with_name(f"{path.name}_view.html"))
     if not path.is_dir():
         raise RecordError(f"{path} is no folder. Give the `output_dir` of a training run.")
     own = path / "_trajectories"
     records, notes = _record_files(own) if own.is_dir() else _record_files(path, is_mixed=True)
-    checkpoints = _checkpoints(path)
+    checkpoints = checkpoints_of(path)
     logs = [path / "trainer_state.json", *(one / "trainer_state.json" for one in checkpoints), path / "metrics.json"]
     run = RunFiles(
         name=path.resolve().name,
@@ -114,12 +112,12 @@ def _is_record(value: Any) -> bool:
 def _record_files(folder: Path, is_mixed: bool = False) -> tuple[tuple[RecordFile, ...], list[str]]:
     """Finished and partial files with notes; in a mixed folder only those that begin with a record."""
     finished = [RecordFile(one, False) for one in folder.glob("*.jsonl")]
-    partial = [RecordFile(one, True) for one in sorted(folder.glob(f"*.jsonl{_PARTIAL}"))]
+    partial = [RecordFile(one, True) for one in sorted(folder.glob(f"*.jsonl{PARTIAL}"))]
     if is_mixed:
         finished = [one for one in finished if _begins_with_record(one)]
         partial = [one for one in partial if _begins_with_record(one)]
     names = {one.path.name for one in finished}
-    left = [one for one in partial if one.path.name.removesuffix(_PARTIAL) not in names]
+    left = [one for one in partial if one.path.name.removesuffix(PARTIAL) not in names]
     notes = [
         f"{one.path.name} was left by a run that was stopped while it wrote; its complete records are shown."
         if one in left
@@ -133,22 +131,12 @@ def _begins_with_record(file: RecordFile) -> bool:
     return isinstance(next(read_lines(file), None), dict)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoint folders, the newest first."""
-    steps = {}
-    for one in folder.glob("checkpoint-*"):
-        match = re.fullmatch(r"checkpoint-([0-9]+)", one.name)
-        if match is not None and one.is_dir():
-            steps[one] = int(match.group(1))
-    return sorted(steps, key=lambda one: steps[one], reverse=True)
-
-
 def _tokenizers(folder: Path, checkpoints: list[Path]) -> list[Path]:
     return [one / "tokenizer.json" for one in (folder, *checkpoints)]
 
 
 def _unfinished_evaluations(folder: Path) -> list[str]:
-    return [f"{one.name} is an evaluation that was not finished." for one in sorted(folder.glob(f"*.json{_PARTIAL}"))]
+    return [f"{one.name} is an evaluation that was not finished." for one in sorted(folder.glob(f"*.json{PARTIAL}"))]
 
 
 def _remedy(folder: Path) -> str:

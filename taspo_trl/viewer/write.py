@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..files import replacing
 from ..records import READ_VERSIONS, RECORD_VERSION, TrajectoryRecord, to_json
 from ..tokens import as_unicode
 from ..version import __version__
@@ -57,11 +58,8 @@ def write_viewer(run_dir: str | os.PathLike, output: str | os.PathLike | None = 
     """
     run = find_run(run_dir)
     path = Path(output) if output is not None else run.output
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8", newline="\n") as file:
+    with replacing(path) as file:
         file.writelines(page(as_unicode(f"{run.name} · TASPO"), _chunks(run, Path(run_dir))))
-    os.replace(partial, path)
     return path
 
 
