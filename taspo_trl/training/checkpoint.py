@@ -7,7 +7,7 @@ checkpoints may be pushed to the Hub without it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,19 @@ class TrainingState:
     """This process's rows of a partly used rollout batch; None between batches, and where the rows did not travel."""
     layout: Mapping[str, int]
     """The settings that the buffer was made for; a run with others cannot use it."""
+    logged: Mapping[str, Any] = field(default_factory=dict)
+    """What is summed up for the next log entry, where a checkpoint is saved between two of them."""
+
+    @property
+    def micro_steps_per_rollout(self) -> int:
+        """Micro-steps that use one rollout batch, with the settings of the run that saved this."""
+        return self.layout["steps_per_generation"] * self.layout["num_iterations"]
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollout batches of which the run keeps the records: all but one that is to be played again."""
+        num_rollouts, num_used = divmod(self.step, self.micro_steps_per_rollout)
+        return num_rollouts + (num_used > 0 and self.buffer is not None)
 
 
 def state_path(folder: str | Path, process_index: int) -> Path:
@@ -48,9 +61,8 @@ def rows_path(folder: str | Path, process_index: int) -> Path:
 def save_state(folder: str | Path, process_index: int, state: TrainingState) -> None:
     """Write the state into a checkpoint folder: tensors, numbers and strings, which load without running code."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {"version": _VERSION, "step": state.step, "layout": dict(state.layout)}, state_path(folder, process_index)
-    )
+    position = {"step": state.step, "layout": dict(state.layout), "logged": dict(state.logged)}
+    torch.save({"version": _VERSION, **position}, state_path(folder, process_index))
     rows = rows_path(folder, process_index)
     if state.buffer is None:
         rows.unlink(missing_ok=True)  # those of an earlier run in the same folder
@@ -77,7 +89,7 @@ def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
     kept = _load(rows) if rows.exists() else {}
     # A push adds files and removes none: `last-checkpoint` on the Hub may still have the rows of an earlier one.
     buffer = _buffer(kept["buffer"]) if kept.get("step") == data["step"] else None
-    return TrainingState(data["step"], buffer, data["layout"])
+    return TrainingState(data["step"], buffer, data["layout"], data.get("logged", {}))
 
 
 def _load(path: Path) -> dict[str, Any]:

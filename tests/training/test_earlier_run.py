@@ -3,8 +3,10 @@
 import os
 import time
 
+from taspo_trl.checkpoints import last_checkpoint
 from taspo_trl.records import read_records
-from taspo_trl.training.earlier_run import set_aside
+from taspo_trl.training.earlier_run import set_aside, set_aside_beyond
+from tests.checkpoints import put_checkpoint
 from tests.trainer.test_trainer import rows, scripted
 
 
@@ -30,6 +32,49 @@ def test_older_files_move_and_newer_ones_stay(tmp_path):
     assert set_aside(tmp_path, before=time.time() - 50) is None
     put(tmp_path, "_trajectories/rollout_000000.jsonl", 100)
     assert set_aside(tmp_path, before=time.time() - 50).name == "2"
+
+
+def test_checkpoints_of_an_earlier_run_are_not_the_last_of_this_one(tmp_path):
+    os.utime(put_checkpoint(tmp_path, 7), (time.time() - 100,) * 2)
+    put_checkpoint(tmp_path, 3)
+    target = set_aside(tmp_path, before=time.time() - 50)
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+    assert last_checkpoint(target) == target / "checkpoint-7", "nothing is deleted"
+
+
+def test_what_lies_beyond_the_resumed_step_is_set_aside(tmp_path, caplog):
+    kept = [
+        "_trajectories/rollout_000000.jsonl",
+        "_trajectories/rollout_000001.jsonl",
+        "_evaluations/eval_000004.json",
+        "_evaluations/eval_seen_2_000000.json",
+        "completions/completions_00004.parquet",
+    ]
+    moved = [
+        "_trajectories/rollout_000002.jsonl",
+        "_trajectories/rollout_000002-process1.jsonl.partial",
+        "_trajectories/rollout_000003.jsonl.partial",
+        "_evaluations/eval_000005.json",
+        "_evaluations/eval_seen_2_000008.json",
+        "completions/completions_00005.parquet",
+        "trainer_state.json",
+    ]
+    for name in [*kept, *moved]:
+        put(tmp_path, name, 0)
+    for step in (4, 6):
+        put_checkpoint(tmp_path, step)
+    target = set_aside_beyond(tmp_path, 4, 2)
+    assert all((tmp_path / name).exists() for name in kept)
+    assert all((target / name).exists() and not (tmp_path / name).exists() for name in moved)
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-4" and last_checkpoint(target).name == "checkpoint-6"
+    assert "goes on after step 4" in caplog.text
+    assert set_aside_beyond(tmp_path, 4, 2) is None
+
+
+def test_log_of_a_finished_run_stays_when_it_is_resumed_at_its_end(tmp_path):
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 6}')
+    assert set_aside_beyond(tmp_path, 6, 3) is None
+    assert set_aside_beyond(tmp_path, 5, 3) is not None
 
 
 def test_a_second_run_has_its_own_records_and_a_resumed_one_goes_on(tmp_path):
