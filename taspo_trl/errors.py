@@ -37,6 +37,17 @@ class AnalyzerError(TaspoError, RuntimeError):
     """The analyzer cannot be used at all: wrong key, unknown model, unreachable host."""
 
 
+class CheckpointError(TaspoError, OSError):
+    """A checkpoint or the final model could not be written, or must not be: the disk is full, the weights are broken.
+
+    Earlier checkpoints are untouched; the message names the last of them.
+    """
+
+
+class NonFiniteError(TaspoError, ArithmeticError):
+    """Several optimizer steps in a row had a loss or a gradient that is no finite number; weights are untouched."""
+
+
 class InvariantError(TaspoError, AssertionError):
     """A property that the method guarantees does not hold: a bug in this package, never the user's data."""
 
