@@ -146,7 +146,7 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             name = model if isinstance(model, str) else model.config._name_or_path
             args = TASPOConfig(f"{(name or 'model').split('/')[-1]}-TASPO")
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
-        check_arguments(args, functions, train_dataset, environment_factory)
+        check_arguments(args, functions, train_dataset, environment_factory, eval_dataset)
         check_unquantized(args, model, quantization_config)
         self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
@@ -187,7 +187,8 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
                 undo.callback(self.engine.close)
             self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
             undo.callback(self.environment_pool.close)
-            check_environments(self.environment_pool, self.chat_renderer, args, bool(functions))
+            columns = getattr(train_dataset, "column_names", None) or ()
+            check_environments(self.environment_pool, self.chat_renderer, args, bool(functions), columns)
             self.experience_maker = self._make_experience_maker(functions)
             undo.pop_all()
         self._environment_names = {

@@ -17,13 +17,15 @@ class Counter(TextEnvironment):
     def close(self): ...
 ```
 
-`reset` gets the dataset row's columns as keywords (columns that are None are left out) and a `seed` that is the same
-for all members of a group. `__init__` must be cheap: one instance is made in the main process to read its prompt.
+`reset` gets the dataset row's columns as keywords (columns that are None are left out, unless it has no default for
+them) and a `seed` that is the same for all members of a group. `__init__` must be cheap: one instance is made in the
+main process to read its prompt.
 Subclassing [`TextEnvironment`] is optional: any object with these methods works, missing attributes take its defaults.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
@@ -213,11 +215,16 @@ class Traits:
     tools: tuple[Mapping[str, Any], ...] = ()
     concludes: bool = False
     """Whether the class has a `conclude` of its own."""
+    required_columns: tuple[str, ...] = ()
+    """Parameters of `reset` that have no default."""
+    takes_seed: bool = True
+    """Whether `reset` has a parameter `seed`, or takes any keyword."""
 
 
 def traits_of(environment: Any) -> Traits:
     """The declarations of `environment`; [`~taspo_trl.errors.EnvironmentContractError`] for one of a wrong type."""
-    values = {name: attribute(environment, name) for name in Traits.__dataclass_fields__ if name != "concludes"}
+    computed = ("concludes", "required_columns", "takes_seed")
+    values = {name: attribute(environment, name) for name in Traits.__dataclass_fields__ if name not in computed}
     tags = values["action_tags"]
     is_right = {
         "prompt": isinstance(values["prompt"], PromptTemplate),
@@ -247,7 +254,36 @@ def traits_of(environment: Any) -> Traits:
                 f"`{type(environment).__name__}.{name}` is {shown(value)}; it must be {rules[name]}."
             )
     concludes = getattr(type(environment), "conclude", TextEnvironment.conclude) is not TextEnvironment.conclude
-    return Traits(**{**values, "action_tags": tuple(tags), "tools": tuple(values["tools"]), "concludes": concludes})
+    required_columns, takes_seed = reset_needs(environment.reset)
+    return Traits(
+        **{
+            **values,
+            "action_tags": tuple(tags),
+            "tools": tuple(values["tools"]),
+            "concludes": concludes,
+            "required_columns": required_columns,
+            "takes_seed": takes_seed,
+        }
+    )
+
+
+def reset_needs(reset: Any, any_keyword: bool = True) -> tuple[tuple[str, ...], bool]:
+    """(parameters of `reset` without default, apart from `seed`; whether it takes a `seed`).
+
+    Args:
+        reset (`Callable`):
+            The bound method.
+        any_keyword (`bool`, *optional*, defaults to `True`):
+            Whether `**kwargs` takes the seed as well.
+    """
+    try:
+        parameters = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):  # written in C, or wrapped beyond recognition
+        return (), True
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    required = tuple(one.name for one in named if one.default is one.empty and one.name != "seed")
+    takes_any = any_keyword and any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return required, takes_any or any(one.name == "seed" for one in named)
 
 
 def check_environment(environment: Any) -> None:
@@ -257,6 +293,12 @@ def check_environment(environment: Any) -> None:
         raise EnvironmentContractError(
             f"`{type(environment).__name__}` has no method {', '.join(f'`{name}`' for name in missing)}. An "
             "environment needs `reset(*, seed, **row) -> ResetResult`, `step(action) -> StepResult` and `close()`."
+        )
+    _, takes_seed = reset_needs(environment.reset)
+    if not takes_seed:
+        raise EnvironmentContractError(
+            f"`{type(environment).__name__}.reset` takes no `seed`, with which it is called. Write it as "
+            "`reset(self, *, seed, **row)`; a world without chance may ignore the seed."
         )
 
 

@@ -35,6 +35,11 @@ def adapted(factory: Callable[[], Any], success_threshold: float | None = None) 
     return functools.partial(_make, factory, success_threshold), ToolEnvironment(made, success_threshold)
 
 
+def adapted_object(environment: Any) -> Any:
+    """The user's own instance behind a [`ToolEnvironment`]; any other environment itself."""
+    return environment.environment if isinstance(environment, ToolEnvironment) else environment
+
+
 def _make(factory: Callable[[], Any], success_threshold: float | None) -> ToolEnvironment:
     return ToolEnvironment(factory(), success_threshold)
 

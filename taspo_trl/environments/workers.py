@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError, EnvironmentContractError
-from .base import ResetResult, StepResult, Traits, attribute, call, check_environment, traits_of
+from .base import ResetResult, StepResult, Traits, attribute, call, check_environment, reset_needs, traits_of
 from .remote import Factory, RemoteEnvironment, check_importable
-from .tools import adapted
+from .tools import ToolEnvironment, adapted
 
 
 _CLOSE_SECONDS = 10.0
@@ -67,7 +68,10 @@ class EnvironmentPool:
         factory, probe = adapted(self._factories[name], self._success_threshold)
         self._factories[name], self.probes[name] = factory, probe
         check_environment(probe)
-        self.traits[name] = traits_of(probe)
+        self.traits[name] = traits = traits_of(probe)
+        if isinstance(probe, ToolEnvironment):
+            required_columns, takes_seed = reset_needs(probe.environment.reset, any_keyword=False)
+            self.traits[name] = replace(traits, required_columns=required_columns, takes_seed=takes_seed)
         self._backends[name] = chosen = attribute(probe, "worker") if backend == "auto" else backend
         if chosen == "thread":
             self._idle[name].append(Worker(factory, name, probe))  # the probe is not wasted
@@ -77,6 +81,11 @@ class EnvironmentPool:
             raise EnvironmentContractError(
                 f"`{type(probe).__name__}.worker` is {chosen!r}; it must be 'thread' or 'process'."
             )
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether a row's `environment` column says which environment plays it."""
+        return None not in self._factories
 
     def acquire(self, name: str | None) -> Worker:
         """A worker with an instance of environment `name`, for one episode."""

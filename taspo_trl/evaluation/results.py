@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..files import write_text
 from ..generation import Policy, SamplingSettings
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
-from ..rollout.tasks import plan_groups, task_id, task_row
+from ..rollout.tasks import equal_before, plan_groups, task_id, task_row
 from ..seeds import derive_seed
 from ..types import StopReason, Trajectory
 
@@ -151,12 +151,14 @@ def evaluate_tasks(
     progress_path: str | os.PathLike | None = None,
     on_play: Callable[[Play], None] | None = None,
     settings: Mapping[str, Any] | None = None,
+    part: slice = slice(None),
 ) -> EvaluationResult:
     """Play each row `num_plays` times.
 
     Args:
         rows (`Sequence[Mapping[str, Any]]`):
-            The tasks; two rows with the same task id are an error, since each task counts once.
+            The tasks; two rows with the same `task_id` are an error, since each task counts once. Rows that are equal
+            without having one are tasks of their own, with a number in their ids and seeds of their own.
         policy, pool, renderer, rollout, max_in_flight:
             As in [`~taspo_trl.rollout.loop.play_episodes`].
         sampling (`SamplingSettings`):
@@ -172,6 +174,8 @@ def evaluate_tasks(
             Called with each finished play, those read from `progress_path` included.
         settings (`Mapping[str, Any]`, *optional*):
             Further facts for the result.
+        part (`slice`, *optional*):
+            The rows to play here, where several processes share them.
 
     Returns:
         `EvaluationResult`: plays in the order of `rows`.
@@ -185,7 +189,7 @@ def evaluate_tasks(
         "rollout": asdict(rollout),
         **(settings or {}),
     }
-    ids = distinct_ids(rows)
+    ids, numbers = distinct_ids(rows)[part], equal_before(rows)[part]
     done: dict[tuple[str, int], Play] = {}
     if progress_path is not None:
         done = _read_progress(Path(progress_path), facts)
@@ -194,8 +198,11 @@ def evaluate_tasks(
                 on_play(play)
 
     specs, keys = [], {}
-    for row, one in zip(rows, ids, strict=True):
-        for spec in plan_groups([row], num_plays, seed, 0, prefix=f"eval-{one}"):
+    for row, one, number in zip(rows[part], ids, numbers, strict=True):
+        planned = plan_groups(
+            [row], num_plays, seed, 0, prefix=f"eval-{one}", is_routed=pool.is_routed, numbers=[number]
+        )
+        for spec in planned:
             if (one, spec.generation_idx) not in done:
                 specs.append(spec)
                 keys[spec.uid] = (one, spec.generation_idx)
@@ -224,19 +231,25 @@ def evaluate_tasks(
 
 
 def distinct_ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The task id of each row.
+    """The id of each row: its `task_id`, or a digest of its content, with a number where earlier rows are equal.
 
     Raises:
-        ConfigurationError: two rows are the same task, which would count twice.
+        ConfigurationError: two rows have the same `task_id`: that task would count twice.
     """
+    refuse_repeated(row.get("task_id") for row in rows)
     ids = [task_id(task_row(row)) for row in rows]
-    repeated = [one for one, count in Counter(ids).items() if count > 1]
-    if repeated:
+    return [f"{one}-{number + 1}" if number else one for one, number in zip(ids, equal_before(rows), strict=True)]
+
+
+def refuse_repeated(task_ids: Iterable[Any]) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for a task id that stands twice in evaluation data."""
+    counts = Counter(str(one) for one in task_ids if one is not None)
+    repeated = next((one for one, count in counts.items() if count > 1), None)
+    if repeated is not None:
         raise ConfigurationError(
-            f"The task {repeated[0]!r} stands {ids.count(repeated[0])} times in the evaluation data; each task is "
+            f"The task {repeated!r} stands {counts[repeated]} times in the evaluation data; each task is "
             "played once. Give the rows distinct `task_id`s, or raise `num_generations_eval` for several plays."
         )
-    return ids
 
 
 def tasks_digest(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -104,7 +104,7 @@ class Collector:
         Raises:
             RolloutError: every episode of the batch ended through infrastructure.
         """
-        specs = plan_groups(rows, self.num_generations, seed, draw, prefix=f"r{draw}")
+        specs = plan_groups(rows, self.num_generations, seed, draw, prefix=f"r{draw}", is_routed=self.pool.is_routed)
         start, stop = (len(specs) * k // self.num_processes for k in (self.process_index, self.process_index + 1))
         mine = specs[start:stop]
         finished: list[CollectedGroup] = []

@@ -130,8 +130,10 @@ class _Loop:
             contexts=self._contexts(traits),
             max_turns=traits.max_turns if limit is None else limit,
         )
+        # Arrow fills a missing value with None, which `reset` needs not know, unless it has no default for it.
+        none = {name: None for name in traits.required_columns if name in spec.none_columns}
         try:
-            future = worker.reset(spec.seed, spec.row)
+            future = worker.reset(spec.seed, {**spec.row, **none})
         except Exception as error:  # a row that cannot be copied
             self._end(episode, _End(StopReason.ENV_ERROR, worded(error)))
         else:

@@ -19,6 +19,18 @@ RewardFunction = Callable[..., Any]
 """TRL's contract: keywords `prompts`, `completions`, `completion_ids`, the row's columns, and what [`RewardSettings`]
 adds; returns one number for each trajectory, None where it does not apply. May be `async`."""
 
+REWARD_KEYWORDS = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trajectories",
+    "environments",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
+"""What functions get besides the row's columns: names that no column may have."""
+
 
 @dataclass(frozen=True)
 class RewardSettings:

@@ -5,7 +5,8 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,19 @@ class EpisodeSpec:
     seed: int
     """The same for all members of a group."""
     environment: str | None = None
+    none_columns: frozenset[str] = frozenset()
+    """The row's columns that are None: passed to a `reset` that cannot do without them."""
 
 
 def plan_groups(
-    rows: Sequence[Mapping[str, Any]], num_generations: int, seed: int, draw: int, prefix: str
+    rows: Sequence[Mapping[str, Any]],
+    num_generations: int,
+    seed: int,
+    draw: int,
+    prefix: str,
+    *,
+    is_routed: bool = False,
+    numbers: Sequence[int] | None = None,
 ) -> list[EpisodeSpec]:
     """The episodes of a rollout batch: `num_generations` of each row, all with their group's seed.
 
@@ -36,20 +46,43 @@ def plan_groups(
         rows (`Sequence[Mapping[str, Any]]`):
             One dataset row for each group.
         seed (`int`), draw (`int`):
-            The run's seed and the number of this draw of tasks; with the task's id they give the environment's seed.
+            The run's seed and the number of this draw of tasks; with the task's id and its number among equal rows
+            they give the environment's seed. The first of equal rows has the seed that it would have alone.
         prefix (`str`):
             Start of the uids, unique within the run.
+        is_routed (`bool`, *optional*, defaults to `False`):
+            The column `environment` selects the environment and is no part of the task. Else it is a column like any
+            other.
+        numbers (`Sequence[int]`, *optional*):
+            How many equal rows stand before each. If `None`, they are counted in `rows`.
     """
+    if numbers is None:
+        numbers = equal_before(rows)
     specs: list[EpisodeSpec] = []
-    for g, row in enumerate(rows):
+    for g, (row, number) in enumerate(zip(rows, numbers, strict=True)):
         task = task_row(row)
-        environment = task.pop("environment", None)
-        group_seed = derive_seed(seed, task_id(task), draw) % 2**31
+        environment = task.pop("environment", None) if is_routed else None
+        parts = (seed, task_id(task), draw, number) if number else (seed, task_id(task), draw)
+        group_seed = derive_seed(*parts) % 2**31
         group_id = f"{prefix}-g{g}"
+        none_columns = frozenset(name for name, value in row.items() if value is None)
         specs.extend(
-            EpisodeSpec(f"{group_id}-k{k}", group_id, k, task, group_seed, environment) for k in range(num_generations)
+            EpisodeSpec(f"{group_id}-k{k}", group_id, k, task, group_seed, environment, none_columns)
+            for k in range(num_generations)
         )
     return specs
+
+
+def equal_before(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """For each row, how many rows before it are the same task: equal in `task_id`, or in content without one."""
+    seen: Counter[tuple[Any, str]] = Counter()
+    numbers = []
+    for row in rows:
+        task = task_row(row)
+        key = (task.get("environment"), task_id(task))
+        numbers.append(seen[key])
+        seen[key] += 1
+    return numbers
 
 
 def group_id_of(uid: str) -> str:
@@ -59,12 +92,23 @@ def group_id_of(uid: str) -> str:
 
 def task_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A dataset row without the None values that Arrow fills in for keys a row did not have, at any depth."""
-    if "seed" in row:
+    check_columns(row)
+    return {key: _without_none(value) for key, value in row.items() if value is not None}
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for a column that `reset` could not be called with."""
+    columns = set(columns)
+    if "seed" in columns:
         raise ConfigurationError(
             "The dataset has a column `seed`, but `reset` gets its seed from the trainer: the same for all members "
             "of a group. Rename the column."
         )
-    return {key: _without_none(value) for key, value in row.items() if value is not None}
+    if "self" in columns:
+        raise ConfigurationError(
+            "The dataset has a column `self`, which no method can take by name, so that every `reset` would fail. "
+            "Rename the column."
+        )
 
 
 def task_id(row: Mapping[str, Any]) -> str:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..config import TASPOConfig
-from ..environments.tools import ToolEnvironment
+from ..environments.base import Traits
+from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
+from ..evaluation.results import refuse_repeated
 from ..rollout.contexts import ChatRenderer
+from ..rollout.rewards import REWARD_KEYWORDS
+from ..rollout.tasks import check_columns
 
 
 def check_arguments(
@@ -19,6 +23,7 @@ def check_arguments(
     reward_functions: Sequence[Any],
     train_dataset: Any,
     environment_factory: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None,
+    eval_dataset: Any = None,
 ) -> None:
     """Raise [`~taspo_trl.errors.ConfigurationError`] for trainer arguments that cannot work together."""
     if not isinstance(args, TASPOConfig):
@@ -54,6 +59,11 @@ def check_arguments(
                 "`get_reward`, or read `trajectories`."
             )
     _check_dataset(args, train_dataset, environment_factory)
+    for name, data in eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]:
+        if data is not None:
+            where = f"`eval_dataset[{name!r}]`" if name else "`eval_dataset`"
+            _check_columns(where, data, environment_factory)
+            refuse_repeated(_column(data, "task_id"))
 
 
 def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: Any) -> None:
@@ -61,17 +71,7 @@ def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: A
         raise ConfigurationError(
             "`train_dataset` is missing: one row for each task, for example `HouseholdEnvironment.dataset('train')`."
         )
-    columns = getattr(train_dataset, "column_names", None) or []
-    if "seed" in columns:
-        raise ConfigurationError(
-            "The dataset has a column `seed`, but `reset` gets its seed from the trainer: the same for all members of "
-            "a group. Rename the column."
-        )
-    if isinstance(environment_factory, Mapping) and columns and "environment" not in columns:
-        raise ConfigurationError(
-            "With a dictionary of environments each row needs an `environment` column that names one of "
-            f"{', '.join(map(repr, environment_factory))}."
-        )
+    _check_columns("`train_dataset`", train_dataset, environment_factory)
     num_tasks = args.generation_batch_size // args.num_generations
     if hasattr(train_dataset, "__len__") and len(train_dataset) < num_tasks:
         raise ConfigurationError(
@@ -81,15 +81,57 @@ def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: A
         )
 
 
+def _check_columns(where: str, data: Any, environment_factory: Any) -> None:
+    """What is wrong with a dataset's columns shows here, and not in the middle of training."""
+    columns = getattr(data, "column_names", None) or []
+    check_columns(columns)
+    clash = next((column for column in columns if column in REWARD_KEYWORDS), None)
+    if clash is not None:
+        raise ConfigurationError(
+            f"{where} has a column `{clash}`, but reward functions get something else under that name "
+            f"({', '.join(f'`{name}`' for name in REWARD_KEYWORDS)} are taken). Rename the column."
+        )
+    if not isinstance(environment_factory, Mapping) or not columns:
+        return
+    known = ", ".join(map(repr, environment_factory))
+    if "environment" not in columns:
+        raise ConfigurationError(
+            f"With a dictionary of environments each row needs an `environment` column that names one of {known}; "
+            f"{where} has none."
+        )
+    for row, name in enumerate(_column(data, "environment")):
+        if name not in environment_factory:
+            raise ConfigurationError(
+                f"Row {row} of {where} has the `environment` {name!r}, which is not among those of "
+                f"`environment_factory`: {known}. Correct the column, or add the environment."
+            )
+
+
+def _column(data: Any, name: str) -> Sequence[Any]:
+    """All values of a column; nothing for a dataset without it, or one that is read as it comes."""
+    columns = getattr(data, "column_names", None) or []
+    return data[name] if name in columns and hasattr(data, "__len__") else ()
+
+
 def check_environments(
-    pool: EnvironmentPool, renderer: ChatRenderer, args: TASPOConfig, has_reward_functions: bool
+    pool: EnvironmentPool,
+    renderer: ChatRenderer,
+    args: TASPOConfig,
+    has_reward_functions: bool,
+    columns: Sequence[str] = (),
 ) -> None:
     """Raise [`~taspo_trl.errors.ConfigurationError`] for environments that cannot be trained on with `args`.
 
-    Warns about environments in which no trajectory can ever give evidence.
+    Warns about environments in which no trajectory can ever give evidence, and about ones that play another game for
+    each member of a group.
+
+    Args:
+        columns (`Sequence[str]`, *optional*):
+            The training data's. Empty = they are not known.
     """
     for name, probe in pool.probes.items():
         environment = probe
+        _check_reset(adapted_object(probe), pool.traits[name], columns)
         if isinstance(probe, ToolEnvironment):
             _check_tools(probe, renderer, args, has_reward_functions)
             environment = probe.environment
@@ -98,6 +140,24 @@ def check_environments(
                 f"`training_reward` is 'none' for `{type(environment).__name__}`: the reward is that of "
                 "`reward_funcs`, but none are given."
             )
+
+
+def _check_reset(environment: Any, traits: Traits, columns: Sequence[str]) -> None:
+    kind = type(environment).__name__
+    missing = [name for name in traits.required_columns if name not in columns]
+    if columns and missing:
+        raise ConfigurationError(
+            f"`{kind}.reset` needs {', '.join(f'`{name}`' for name in missing)}, but the dataset has only the columns "
+            f"{', '.join(f'`{name}`' for name in columns)}. Add the column, or give the parameter a default."
+        )
+    if not traits.takes_seed:
+        warnings.warn(
+            f"`{kind}.reset` has no parameter `seed`: where it draws anything at random, the members of a group play "
+            "different games, and comparing them says nothing. Add `seed` and draw from it; where the row alone "
+            "decides the game, add `seed=None` and ignore it.",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def _check_tools(

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import Trainer
 
 from ..errors import ConfigurationError
-from ..evaluation.results import EvaluationResult, distinct_ids, evaluate_tasks, tasks_digest
+from ..evaluation.results import EvaluationResult, evaluate_tasks
 from ..generation import SamplingSettings
 from ..reporting.card_facts import split_names
 
@@ -79,11 +79,11 @@ class EvaluationMixin:
 
     def _play_evaluation(self, rows: list[dict[str, Any]]) -> EvaluationResult:
         args, collector = self.args, self.experience_maker.collector
-        distinct_ids(rows)  # before they are dealt: each process sees its own share only
-        mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self._progress(len(mine) * self.num_generations_eval, "evaluation") as bar, self._generating():
+        mine = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+        with self._progress(len(rows[mine]) * self.num_generations_eval, "evaluation") as bar, self._generating():
             result = evaluate_tasks(
-                mine,
+                rows,
+                part=mine,
                 policy=collector.policy,
                 pool=collector.pool,
                 renderer=collector.renderer,
@@ -96,12 +96,8 @@ class EvaluationMixin:
                 settings={"global_step": self.state.global_step, "weights_step": self._weights_step},
             )
         plays = self._gather(list(result.plays))
-        facts = {  # of all processes' tasks
-            "tasks_digest": tasks_digest(rows),
-            "num_tasks": len(rows),
-            "splits": list(split_names(row.get("split") for row in rows)),
-        }
-        return EvaluationResult(tuple(plays), {**result.settings, **facts})
+        splits = list(split_names(row.get("split") for row in rows))
+        return EvaluationResult(tuple(plays), {**result.settings, "splits": splits})
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         raise NotImplementedError("TASPOTrainer evaluates by playing episodes: use `evaluate`.")

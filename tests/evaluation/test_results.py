@@ -108,9 +108,31 @@ def test_an_evaluation_repeats_itself_and_another_seed_is_another_world(renderer
 def test_two_rows_of_one_task_are_refused(renderer):
     with pytest.raises(ConfigurationError, match=r"'t0' stands 2 times.*num_generations_eval"):
         evaluate(renderer, [*ROWS, {"task_id": "t0", "word": "other"}])
-    twins = [{"word": "mug"}, {"word": "mug"}]
-    with pytest.raises(ConfigurationError, match="stands 2 times"):
-        evaluate(renderer, twins)
+
+
+def test_equal_rows_without_ids_are_tasks_of_their_own(renderer):
+    policy = ScriptedPolicy(renderer.tokenizer, {0: act("win")})
+    result, _, _ = evaluate(renderer, [{"word": "mug"}, {"word": "pen"}, {"word": "mug", "hint": None}], policy=policy)
+    first, other, second = (play.task_id for play in result.plays)
+    assert second == f"{first}-2" and other != first
+    worlds = [policy.prompts(f"eval-{one}-g0-k0")[0] for one in (first, second)]
+    assert worlds[0] != worlds[1], "each with a seed of its own"
+    alone = ScriptedPolicy(renderer.tokenizer, {0: act("win")})
+    evaluate(renderer, [{"word": "mug"}], policy=alone)
+    assert alone.prompts(f"eval-{first}-g0-k0")[0] == worlds[0]
+
+
+def test_processes_that_share_the_rows_play_what_one_would(renderer):
+    rows = [*ROWS, {"word": "x"}, {"word": "x"}, {"word": "x"}]
+
+    def run(part: slice) -> dict:
+        policy = ScriptedPolicy(renderer.tokenizer, {0: act("win")})
+        result, _, _ = evaluate(renderer, rows, policy=policy, part=part)
+        prompts = {play.task_id: policy.prompts(f"eval-{play.task_id}-g0-k0") for play in result.plays}
+        return {"settings": result.settings, **prompts}
+
+    whole, halves = run(slice(None)), [run(slice(k, None, 2)) for k in (0, 1)]
+    assert halves[0] | halves[1] == whole and len(whole) == 7
 
 
 def test_rows_without_ids_are_told_apart_by_their_content(renderer):

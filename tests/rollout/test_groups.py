@@ -331,9 +331,10 @@ def test_none_values_of_a_row_reach_neither_reset_nor_the_record(renderer):
     assert [one.group.trajectories[0].task for one in collected] == clean
 
 
-def test_a_column_named_seed_is_refused(team):
-    with pytest.raises(ConfigurationError, match="column `seed`"):
-        team(1).play([{"seed": 1}])
+@pytest.mark.parametrize("column", ["seed", "self"])
+def test_columns_that_reset_cannot_take_are_refused(team, column):
+    with pytest.raises(ConfigurationError, match=f"column `{column}`"):
+        team(1).play([{column: 1}])
 
 
 def test_a_row_s_environment_selects_one_and_does_not_reach_reset(renderer):

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.rollout.tasks import plan_groups, task_id, task_row
+from taspo_trl.rollout.tasks import equal_before, plan_groups, task_id, task_row
 from taspo_trl.seeds import derive_seed
 
 
@@ -46,9 +46,36 @@ def test_position_in_the_batch_does_not_change_a_tasks_seed():
 
 
 def test_environment_column_selects_and_is_no_part_of_the_task():
-    specs = plan([{"environment": "shop", "x": 1}, {"environment": None, "x": 2}])
+    specs = plan([{"environment": "shop", "x": 1}, {"environment": None, "x": 2}], is_routed=True)
     assert [spec.environment for spec in specs[::3]] == ["shop", None]
     assert [dict(spec.row) for spec in specs[::3]] == [{"x": 1}, {"x": 2}]
+
+
+def test_with_a_single_environment_the_column_is_part_of_the_task():
+    [spec] = plan([{"environment": "shop", "x": 1}], num_generations=1)
+    assert spec.environment is None and dict(spec.row) == {"environment": "shop", "x": 1}
+
+
+def test_equal_rows_are_tasks_of_their_own():
+    specs = plan([{"prompt": "play"}] * 8, num_generations=2)
+    seeds = [spec.seed for spec in specs]
+    assert seeds[::2] == seeds[1::2], "siblings share a seed"
+    assert len(set(seeds)) == 8, "and groups do not"
+    assert seeds[0] == plan([{"prompt": "play"}])[0].seed, "the first is what it would be alone"
+    named = plan([{"task_id": "a", "x": 1}, {"task_id": "b"}, {"task_id": "a", "x": 2}], num_generations=1)
+    assert len({spec.seed for spec in named}) == 3
+    assert [spec.seed for spec in plan([{"task_id": "b"}])] == [named[1].seed] * 3
+
+
+def test_equal_rows_are_counted_for_each_environment():
+    rows = [{"environment": name, "x": 1} for name in ("shop", "house", "shop")]
+    assert equal_before(rows) == [0, 0, 1]
+    assert equal_before([{"x": 1, "y": None}, {"x": 1}]) == [0, 1], "None is Arrow's way of saying nothing"
+
+
+def test_columns_that_are_none_are_named():
+    [spec] = plan([{"x": 1, "hint": None}], num_generations=1)
+    assert dict(spec.row) == {"x": 1} and spec.none_columns == {"hint"}
 
 
 def test_rows_of_the_caller_are_left_as_they_were():

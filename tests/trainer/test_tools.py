@@ -79,7 +79,7 @@ def test_without_a_verdict_it_is_grpo_and_says_so(tmp_path):
     assert history(made, "guidance/coverage")[0] == 0
     made.close()
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("error", message=".*never says")
         trainer(tmp_path / "grpo", guidance="none").close()
 
 
@@ -119,7 +119,8 @@ def test_tools_and_text_worlds_in_one_run(tmp_path):
         tmp_path,
         {"counter": Counter, "house": HouseholdEnvironment},
         {k: [*replies, *["<action>look</action>"] * 20] for k, replies in PLAYS.items()},
-        train_dataset=Dataset.from_list(rows),
+        # `from_list` takes the columns of the first row for those of all.
+        train_dataset=Dataset.from_list([dict.fromkeys(name for one in rows for name in one) | row for row in rows]),
         success_threshold=1.0,
         per_device_train_batch_size=16,
         max_turns=4,
@@ -128,6 +129,7 @@ def test_tools_and_text_worlds_in_one_run(tmp_path):
     trajectories = [record.trajectory for record in read_records(tmp_path / "_trajectories")]
     by_name = {name: [t for t in trajectories if t.environment == name] for name in ("counter", "house")}
     assert len(by_name["counter"]) == len(by_name["house"]) == 8
+    assert all(t.is_usable for t in trajectories)
     assert all("environment" in t.rewards for t in by_name["counter"])
     assert all("success" in t.rewards for t in by_name["house"])
     made.close()

@@ -152,9 +152,22 @@ def test_environments_are_routed_by_the_rows_column(tmp_path):
     records = list(read_records(tmp_path / "_trajectories"))
     assert {(r.trajectory.environment, len(r.trajectory.turns)) for r in records} == {("one", 3), ("two", 1)}
     unknown = rows(2, environment=["one", "three"])
-    made, _ = scripted(tmp_path, train_dataset=unknown, environment_factory={"one": Script, "two": Other})
     with pytest.raises(ConfigurationError, match="'three'"):
-        made.train()
+        scripted(tmp_path, train_dataset=unknown, environment_factory={"one": Script, "two": Other})
+
+
+def test_a_single_environment_gets_the_column_of_that_name(tmp_path):
+    seen = []
+
+    class Recording(Script):
+        def reset(self, **arguments):
+            seen.append(arguments["environment"])
+            return super().reset(**arguments)
+
+    data = rows(2, environment=["one", "two"])
+    made, _ = scripted(tmp_path, train_dataset=data, environment_factory=Recording, shuffle_dataset=False)
+    made.train()
+    assert sorted(seen) == ["one"] * 4 + ["two"] * 4
 
 
 # ---- training ----------------------------------------------------------------------------------------------------
@@ -370,6 +383,21 @@ def test_none_columns_never_reach_reset(tmp_path):
     assert "None" not in json.dumps(seen)
 
 
+def test_a_none_column_reaches_a_reset_that_cannot_do_without_it(tmp_path):
+    seen = []
+
+    class Needy(Script):
+        def reset(self, *, seed, level, extra=5, **row):
+            seen.append((level, extra))
+            return super().reset(seed=seed, **row)
+
+    data = Dataset.from_list([{"task": "t0", "level": None, "extra": None}, {"task": "t1", "level": 3, "extra": 4}])
+    made, _ = scripted(tmp_path, train_dataset=data, environment_factory=Needy, shuffle_dataset=False)
+    made.train()
+    assert sorted(seen, key=str) == [(3, 4)] * 4 + [(None, 5)] * 4
+    assert history(made, "episodes/failed_share") == [0.0]
+
+
 def test_evaluation_plays_each_task_once_and_touches_nothing(tmp_path):
     """EVL-1: odd sizes, before and during training, no analyzer, training state as before."""
     analyzer = CountingAnalyzer()
@@ -409,8 +437,10 @@ def test_settings_of_an_evaluation_are_those_of_all_processes(tmp_path, monkeypa
     result = made._play_evaluation(list(rows(3)))
     assert len(result.plays) == 2, "the first process plays every other task"
     assert result.settings["num_tasks"] == 3 and result.settings["tasks_digest"] == tasks_digest(list(rows(3)))
+    first, third = made._play_evaluation([rows(1)[0]] * 3).plays
+    assert third.task_id == f"{first.task_id}-3", "counted over the rows of all processes"
     with pytest.raises(ConfigurationError, match="stands 2 times"):  # dealt to different processes
-        made._play_evaluation([*rows(3), rows(1)[0]])
+        made._play_evaluation([{"task_id": "a", **row} for row in rows(2)])
 
 
 def test_logged_means_of_nothing_are_json(tmp_path):
