@@ -79,6 +79,8 @@ class Needs:
     final_scores: bool = False
 
 
+_EQUAL = 1e-8
+
 NOTHING = Needs()
 """No block, no forward, no state."""
 
@@ -147,6 +149,14 @@ class Batch:
     def outcome_of(self) -> Mapping[str, float]:
         """A_i by trajectory uid."""
         return {t.uid: a for t, a in zip(self.trajectories, self.outcome, strict=True)}
+
+    @cached_property
+    def usable(self) -> tuple[tuple[int, ...], ...]:
+        """For each group, where its usable trajectories stand in [`Batch.trajectories`]: all that statistics see."""
+        places = iter(range(len(self.trajectories)))
+        return tuple(
+            tuple(i for t, i in zip(group.trajectories, places, strict=False) if t.is_usable) for group in self.groups
+        )
 
     def state(self, trajectory: Trajectory, turn_idx: int) -> Hashable:
         """[`state_key`] of turn t; a rule that asks for it says so in its needs."""
@@ -253,6 +263,30 @@ class NoWeights:
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         return Weighed(broadcast(batch, advantages))
+
+
+def returns(trajectory: Trajectory, gamma: float) -> list[float]:
+    """G_it = gamma^(T_i - t) r_i for the T_i turns, the reward coming with the last one."""
+    num_turns = len(trajectory.turns)
+    return [gamma ** (num_turns - 1 - t) * trajectory.reward for t in range(num_turns)]
+
+
+def normalised(
+    values: Sequence[float], std: Literal["none", "sample", "population"] = "none", epsilon: float = 1e-6
+) -> list[float]:
+    """(x - mean) / (std + `epsilon`), without a divisor for `"none"`.
+
+    Values that differ by at most 1e-8, and a value alone, give exactly 0: rounding is not evidence.
+    """
+    if not values or max(values) - min(values) <= _EQUAL:
+        return [0.0] * len(values)
+    mean = math.fsum(values) / len(values)
+    centred = [value - mean for value in values]
+    if std == "none":
+        return centred
+    members = len(values) - 1 if std == "sample" else len(values)
+    scale = math.sqrt(math.fsum(c * c for c in centred) / members) + epsilon
+    return [c / scale for c in centred]
 
 
 def broadcast(batch: Batch, values: Ragged) -> TokenRagged:
