@@ -178,7 +178,7 @@ def test_signs_turn_where_the_table_says_so(name, uid, turn):
 @pytest.mark.parametrize("name", ["gigpo", "hgpo", "graphgpo"])
 def test_a_rule_of_states_says_so(name):
     assert RULES[name].needs.state_key
-    with pytest.raises(InvariantError, match="state_key"):
+    with pytest.raises(InvariantError, match="no state key"):
         RULES[name](toy.batch(state_key=None))
 
 
