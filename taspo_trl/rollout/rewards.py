@@ -32,6 +32,10 @@ REWARD_KEYWORDS = (
 """What functions get besides the row's columns: names that no column may have."""
 
 
+_LARGEST = 1e100
+"""Squares of larger rewards are no finite numbers."""
+
+
 @dataclass(frozen=True)
 class RewardSettings:
     """How r_i is made.
@@ -133,6 +137,8 @@ def _fault(rewards: Mapping[str, float | None]) -> str:
     for name, value in rewards.items():
         if value is not None and not math.isfinite(value):
             return f"reward {name!r} is {value!r}, not a finite number"
+        if value is not None and abs(value) > _LARGEST:
+            return f"reward {name!r} is {value!r}; a group's spread can be computed up to {_LARGEST:g}"
     if all(value is None for value in rewards.values()):
         names = ", ".join(map(repr, rewards)) or "no function"
         return f"no reward: {names} gave None and the environment has no share"

@@ -142,6 +142,16 @@ def test_value_that_is_no_finite_number_is_an_infrastructure_failure_with_its_ca
     assert (lost.reward, lost.stop_reason) == (0.5, StopReason.MAX_TURNS)
 
 
+def test_reward_whose_square_overflows_ends_its_own_episode():
+    """The spread of a group squares rewards: one of 1e200 would make every advantage of its group no number."""
+
+    def judge(**kwargs):
+        return [1e200, 0.5]
+
+    won, lost = score_group(pair(), settings(judge)).trajectories
+    assert won.stop_reason is StopReason.REWARD_ERROR and "1e+200" in won.error and lost.reward == 0.5
+
+
 def test_none_is_not_nan():
     def judge(**kwargs):
         return [None, None]
