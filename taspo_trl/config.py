@@ -125,6 +125,9 @@ class TASPOConfig(GRPOConfig):
         micro_batch_tokens (`int`, *optional*, defaults to `16384`):
             Bound on rows x longest row of one forward in scoring and update; this, not
             `per_device_train_batch_size`, bounds their memory.
+        max_nonfinite_steps (`int`, *optional*, defaults to `3`):
+            So many optimizer steps in a row whose loss or gradient is no finite number end the run. Each of them is
+            skipped, counted (`nonfinite_steps`) and said aloud: no such number reaches the weights.
 
         > Parameters that control the evaluation
 
@@ -152,7 +155,7 @@ class TASPOConfig(GRPOConfig):
     > - `delta`: Defaults to `3.0` instead of `None`.
     > - `use_bias_correction_kl`: Defaults to `False` instead of `True`.
     > - `num_generations_eval`: Defaults to `1` instead of `None`.
-    > - `bf16`: Defaults to whether there is a GPU with bfloat16 (and `fp16` is not set) instead of `True`.
+    > - `bf16`: Defaults to whether a GPU with bfloat16 trains (no `use_cpu`, no `fp16`) instead of `True`.
     > - `hub_private_repo`: Defaults to `True` instead of `None`. Repositories that a run makes on the Hub are private
     >   unless it is `False`; `None` counts as `True`.
     """
@@ -390,6 +393,13 @@ class TASPOConfig(GRPOConfig):
             "whatever the number of turns."
         },
     )
+    max_nonfinite_steps: int = field(
+        default=3,
+        metadata={
+            "help": "So many optimizer steps in a row whose loss or gradient is no finite number end the run. Each of "
+            "them is skipped: no such number reaches the weights."
+        },
+    )
 
     # Parameters that control the evaluation
     eval_temperature: float = field(
@@ -433,8 +443,13 @@ class TASPOConfig(GRPOConfig):
             check_vllm_options(self)
         else:
             check_generation_kwargs(self.generation_kwargs or {})
-        if self.bf16 is None and not has_bf16_gpu():
-            self.bf16 = False  # TRL's True is refused or slow on machines without such a GPU
+        if self.bf16 is None and (self.use_cpu or not has_bf16_gpu()):
+            self.bf16 = False  # TRL's True is refused or slow on machines without such a GPU, and on a CPU
+        if self.bf16 and not self.use_cpu and not is_torch_bf16_gpu_available():
+            raise ConfigurationError(
+                "`bf16` is set, but there is no GPU that knows bfloat16. Leave `bf16` out to train in float32 "
+                "(`fp16=True` for an older GPU), or set `use_cpu=True` to train on the CPU in bfloat16."
+            )
         super().__post_init__()
         per_rollout, per_step = self.steps_per_generation, self.gradient_accumulation_steps
         if per_rollout % per_step and per_step % per_rollout:

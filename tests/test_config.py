@@ -122,6 +122,7 @@ def test_choices_are_enforced_named_and_documented(tmp_path, name):
         ("max_episode_tokens", -1, "at least 1, or None"),
         ("generation_tokens", 0, "at least 1"),
         ("micro_batch_tokens", 0, "at least 1"),
+        ("max_nonfinite_steps", 0, "at least 1"),
         ("max_evidence_items", 0, "at least 1"),
         ("max_guidance_items", 0, "at least 1"),
         ("max_guidance_tokens", 0, "at least 1"),

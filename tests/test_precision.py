@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from taspo_trl import TASPOConfig
 from taspo_trl import config as precision
+from taspo_trl.errors import ConfigurationError
 from taspo_trl.training.assembly import keep_trained_weights_in_float32
 
 
@@ -14,6 +16,22 @@ def test_a_gpu_that_emulates_bfloat16_does_not_have_it(monkeypatch, in_hardware)
         torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or in_hardware
     )
     assert precision.has_bf16_gpu() is in_hardware
+
+
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_cpu_beside_a_gpu_with_bfloat16_trains_in_float32(monkeypatch, tmp_path, use_cpu):
+    """F38: what counts is where the model trains, not what else the machine has."""
+    monkeypatch.setattr(precision, "has_bf16_gpu", lambda: True)
+    monkeypatch.setattr(precision, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    assert TASPOConfig(str(tmp_path), use_cpu=use_cpu).bf16 is not use_cpu
+    assert TASPOConfig(str(tmp_path), use_cpu=True, bf16=True).bf16 is True, "asked for is asked for"
+
+
+def test_bfloat16_that_is_not_there_is_refused_with_its_remedies(monkeypatch, tmp_path):
+    monkeypatch.setattr(precision, "is_torch_bf16_gpu_available", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"Leave `bf16` out .*`fp16=True`.*`use_cpu=True`"):
+        TASPOConfig(str(tmp_path), use_cpu=False, bf16=True)
 
 
 def test_trained_half_precision_weights_become_float32_and_others_stay():

@@ -26,6 +26,7 @@ RANGES: Mapping[str, _Range] = {
     "temperature": (lambda value: value > 0, "positive: a policy that explores not cannot learn"),
     "generation_tokens": _AT_LEAST_ONE,
     "micro_batch_tokens": _AT_LEAST_ONE,
+    "max_nonfinite_steps": _AT_LEAST_ONE,
     "environment_timeout": _POSITIVE,
     "invalid_action_penalty": _NOT_NEGATIVE,
     "max_evidence_items": _AT_LEAST_ONE,
