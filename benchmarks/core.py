@@ -200,10 +200,10 @@ def trainer(guidance: bool, generations: int = 8, turns: int = 8, folder: str | 
         environment_factory=cls,
     )
     maker = made.experience_maker
-    policy = SampledLike(maker.collector.policy, tok, args.max_completion_length)
+    policy = SampledLike(maker.collector.engine, tok, args.max_completion_length)
     stage = GuidanceStage(Guided(0.6, tok) if guidance else None)
     maker.guidance = stage
-    maker.collector = dataclasses.replace(maker.collector, policy=policy, guidance=stage)
+    maker.collector = dataclasses.replace(maker.collector, engine=policy, guidance=stage)
     made.current_gradient_accumulation_steps = 1
     made.create_optimizer_and_scheduler(100)
     return made
@@ -351,7 +351,7 @@ def bench_rollout() -> dict[str, Any]:
         started = time.perf_counter()
         done = play_episodes(
             specs,
-            policy=policy,
+            engine=policy,
             pool=pool,
             renderer=ChatRenderer(tok),
             settings=RolloutSettings(),

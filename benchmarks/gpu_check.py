@@ -162,11 +162,11 @@ def make_trainer(scale: Scale, device: torch.device, is_guided: bool, steps: int
         callbacks=[clock],
     )
     maker = made.experience_maker
-    folded = Folded(maker.collector.policy, tok.convert_tokens_to_ids(WORDS[0]))
+    folded = Folded(maker.collector.engine, tok.convert_tokens_to_ids(WORDS[0]))
     policy = SampledLike(folded, tok, args.max_completion_length)
     stage = GuidanceStage(Guided(0.6, tok, scale.block_tokens) if is_guided else None)
     maker.guidance = stage
-    maker.collector = dataclasses.replace(maker.collector, policy=policy, guidance=stage)
+    maker.collector = dataclasses.replace(maker.collector, engine=policy, guidance=stage)
     return made
 
 

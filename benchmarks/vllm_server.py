@@ -34,7 +34,7 @@ from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.base import PromptTemplate
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings
-from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerPolicy
+from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerEngine
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
@@ -74,7 +74,7 @@ class Waiting(TextEnvironment):
 class Barrier:
     """A policy that generates turn by turn, as an engine does that is called once for all."""
 
-    def __init__(self, policy: VLLMServerPolicy):
+    def __init__(self, policy: VLLMServerEngine):
         self._policy = policy
         self._queue: list[tuple[GenerationRequest, Future[Generation]]] = []
 
@@ -105,7 +105,7 @@ def play(policy: Any, tokenizer: Any, num_episodes: int) -> tuple[float, list]:
         started = time.perf_counter()
         trajectories = play_episodes(
             specs,
-            policy=policy,
+            engine=policy,
             pool=pool,
             renderer=ChatRenderer(tokenizer),
             settings=RolloutSettings(max_completion_length=MAX_NEW_TOKENS, model_window=2048),
@@ -115,7 +115,7 @@ def play(policy: Any, tokenizer: Any, num_episodes: int) -> tuple[float, list]:
         pool.close()
 
 
-def measure_barrier(policy: VLLMServerPolicy, tokenizer: Any, num_episodes: int) -> list[dict[str, Any]]:
+def measure_barrier(policy: VLLMServerEngine, tokenizer: Any, num_episodes: int) -> list[dict[str, Any]]:
     """Seconds of a rollout batch in both ways, for environments without and with a delay."""
     found = []
     play(policy, tokenizer, 4)  # the server compiles and warms up
@@ -145,7 +145,7 @@ def measure_barrier(policy: VLLMServerPolicy, tokenizer: Any, num_episodes: int)
     return found
 
 
-def measure_agreement(policy: VLLMServerPolicy, tokenizer: Any, folder: str, engine_dtype: str) -> list[dict]:
+def measure_agreement(policy: VLLMServerEngine, tokenizer: Any, folder: str, engine_dtype: str) -> list[dict]:
     """Differences of log-probabilities between the engine and transformers, on replies of the engine."""
     questions = ["Name a colour.", "Count to five.", "Say hello to a friend.", "What is a mug used for?"]
     prompts = [
@@ -213,7 +213,7 @@ def main() -> None:
             tokenizer = AutoTokenizer.from_pretrained(folder)
             server = VLLMServer(url, timeout=600.0)
             results["server"] = {"max_model_length": server.check().max_model_length}
-            policy = VLLMServerPolicy(server, stop_token_ids=[tokenizer.eos_token_id])
+            policy = VLLMServerEngine(server, stop_token_ids=[tokenizer.eos_token_id])
             if not results["barrier"]:
                 results["barrier"] = measure_barrier(policy, tokenizer, options.episodes)
             results["agreement"] += measure_agreement(policy, tokenizer, folder, dtype)

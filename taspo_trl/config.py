@@ -442,7 +442,8 @@ class TASPOConfig(GRPOConfig):
         if self.use_vllm:
             check_vllm_options(self)
         else:
-            check_generation_kwargs(self.generation_kwargs or {})
+            extra: Any = self.generation_kwargs or {}
+            check_generation_kwargs(extra)
         if self.bf16 is None and (self.use_cpu or not has_bf16_gpu()):
             self.bf16 = False  # TRL's True is refused or slow on machines without such a GPU, and on a CPU
         if self.bf16 and not self.use_cpu and not is_torch_bf16_gpu_available():
@@ -451,7 +452,8 @@ class TASPOConfig(GRPOConfig):
                 "(`fp16=True` for an older GPU), or set `use_cpu=True` to train on the CPU in bfloat16."
             )
         super().__post_init__()
-        per_rollout, per_step = self.steps_per_generation, self.gradient_accumulation_steps
+        per_rollout: Any = self.steps_per_generation  # `__post_init__` filled it
+        per_step: Any = self.gradient_accumulation_steps
         if per_rollout % per_step and per_step % per_rollout:
             raise ConfigurationError(
                 f"`steps_per_generation` ({per_rollout}) and `gradient_accumulation_steps` ({per_step}) must divide "

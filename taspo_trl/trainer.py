@@ -1,23 +1,27 @@
 """TASPOTrainer: TRL's GRPOTrainer for multi-turn environments, with turn credit from privileged guidance.
 
 Only orchestration: play, guide, score, weigh, deal, update. Each stage lives in its own file and passes frozen records
-on. Only this file and its mixins know TRL's trainer: which engine plays (generating.py), the update
-(micro_step.py), evaluation (held_out.py), resuming (resuming.py) and what is published (publishing.py).
+on; this is the one file that knows TRL's trainer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import math
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler
@@ -25,15 +29,23 @@ from trl.trainer.utils import RepeatSampler
 from .analyzer.base import Analyzer
 from .config import TASPOConfig
 from .environments.workers import EnvironmentPool, Factory
+from .errors import ConfigurationError
+from .evaluation.held_out import play_held_out
+from .evaluation.results import EvaluationResult
 from .generation import SamplingSettings
+from .generation.build import make_engine
 from .generation.checks import check_unquantized
+from .loss.batches import LossRow
+from .loss.objective import taspo_loss, token_sums
 from .reporting.alerts import Alerts
-from .reporting.card_facts import environment_name
+from .reporting.card_facts import RunParts, environment_name, write_model_card
+from .reporting.hub import what_may_leave
+from .reporting.metrics import update_metrics
 from .reporting.trackio import log_traces
 from .rollout.contexts import ChatRenderer
 from .rollout.groups import Collector
 from .rollout.rewards import RewardFunction
-from .scoring.projection import add_selected_projection
+from .scoring.projection import add_selected_projection, selected_forward
 from .training.assembly import (
     configured_analyzer,
     experience_settings,
@@ -42,15 +54,11 @@ from .training.assembly import (
     reward_settings,
     rollout_settings,
 )
-from .training.checkpoint import Buffer
+from .training.checkpoint import Buffer, TrainingState, load_state, resumed_position, save_state
 from .training.checks import check_arguments, check_environments, check_model, check_parallelism
 from .training.earlier_run import set_aside
-from .training.generating import GenerationMixin
-from .training.held_out import EvaluationMixin
-from .training.micro_step import UpdateMixin
+from .training.micro_step import run_micro_batches, total_sums
 from .training.passes import PolicyPasses
-from .training.publishing import PublishingMixin
-from .training.resuming import ResumingMixin
 from .training.rollout_batch import ExperienceMaker, UpdateLayout
 from .training.sampler import EpochSampler
 from .training.trl_logs import log_experience
@@ -61,7 +69,7 @@ def _no_reward(**kwargs: Any) -> list[None]:
     return [None] * len(kwargs["prompts"])
 
 
-class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin, PublishingMixin, GRPOTrainer):
+class TASPOTrainer(GRPOTrainer):
     """
     Trainer for TASPO: group-relative policy optimization of language agents in multi-turn text environments, with the
     outcome advantage of a trajectory dealt to its turns by how strongly training-time guidance supports each action.
@@ -107,11 +115,24 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             As in [`~trl.GRPOTrainer`].
         quantization_config, peft_config (*optional*):
             As in [`~trl.GRPOTrainer`].
+
+    > [!NOTE]
+    > What is overridden of [`~trl.GRPOTrainer`] and [`~transformers.Trainer`], and why:
+    >
+    > - `train`: what an earlier run left in the output folder is set aside; environments end with the training.
+    > - `training_step`: one call is one slice of a rollout batch, in micro-batches bounded by tokens, not by rows.
+    > - `compute_loss`: E8, with the credit of each token; TRL's `_compute_loss` averages over rows.
+    > - `_prepare_inputs`: the micro-batch is made already.
+    > - `_get_train_sampler`: TRL's order of tasks, made resumable.
+    > - `evaluate`, `prediction_step`: held-out tasks are played; there is no prediction step.
+    > - `_save_rng_state`, `_load_rng_state`: carry the rows of a partly used rollout batch along.
+    > - `_save`, `create_model_card`, `push_to_hub`, `_push_from_checkpoint`: the card of this method; what stays.
+    > - `end`: closes what was opened, then what TRL does.
     """
 
-    _tag_names: ClassVar = ["trl", "taspo"]
+    _tag_names: ClassVar = ["trl", "taspo"]  # type: ignore[misc]  # TRL does not say `ClassVar`
     _name = "TASPO"
-    _paper: ClassVar = {
+    _paper: ClassVar = {  # type: ignore[misc]
         "title": "Reconciling Process Supervision with Outcome-Based Credit in Agentic Policy Optimization",
         "id": "2608.31077",
         "citation": textwrap.dedent("""\
@@ -124,7 +145,18 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             }"""),
     }
 
-    args: TASPOConfig
+    args: Any
+    """A [`TASPOConfig`]. TRL types as optional what its `__post_init__` fills."""
+    model: Any
+    model_wrapped: Any
+    eval_dataset: Any
+    num_generations: int
+    num_generations_eval: int
+    current_gradient_accumulation_steps: int
+    last_evaluation: EvaluationResult
+    """What the last `evaluate` found, task by task."""
+    split_names: Mapping[str, str] = MappingProxyType({})
+    """For the model card, where the data has no column `split`: `"train"` or an evaluation's prefix -> split."""
 
     def __init__(
         self,
@@ -153,13 +185,13 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
         # not be what its name says. The reference is a copy of the very model that was passed.
         has_adapter = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
         reference_is_ours = args.beta != 0.0 and not isinstance(model, str) and not has_adapter
-        frozen_copy = copy.deepcopy(model) if reference_is_ours else None
+        frozen_copy: Any = copy.deepcopy(model) if reference_is_ours else None
         # TRL would start vLLM, which demands CUDA and generates in step; engine and weights have a seam of their own.
         overridden = {"use_vllm": False} | ({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})
         with _overridden(args, **overridden):
             super().__init__(
                 model=model,
-                reward_funcs=functions or _no_reward,
+                reward_funcs=functions or _no_reward,  # type: ignore[arg-type]
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -180,11 +212,19 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
-        self.chat_renderer = ChatRenderer(self._tokenizer, args.chat_template_kwargs)
+        self.chat_renderer = ChatRenderer(self._tokenizer, self.args.chat_template_kwargs)
         with contextlib.ExitStack() as undo:  # what was opened is closed again if anything here is refused
-            self.engine = self._make_engine()
-            if self.engine is not None:
-                undo.callback(self.engine.close)
+            self.engine = make_engine(
+                args,
+                get_model=lambda: self.model,
+                get_wrapped_model=lambda: self.model_wrapped,
+                accelerator=self.accelerator,
+                distribution=self._dist,
+                gather=self._gather,
+                pad_token_id=self._tokenizer.pad_token_id,
+                eos_token_ids=self.eos_token_ids,
+            )
+            undo.callback(self.engine.close)
             self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
             undo.callback(self.environment_pool.close)
             columns = getattr(train_dataset, "column_names", None) or ()
@@ -197,6 +237,7 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
         self._made_at = time.time()
         self._alerts = Alerts()
         self._buffer: Buffer | None = None
+        self._loss_sums: dict[str, torch.Tensor] = {}
         self._update_seconds = 0.0
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
@@ -213,12 +254,11 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
         """The stages of a rollout batch, put together from the configuration."""
         args = self.args
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        limits = [limit for limit in (window, self.engine and self.engine.max_model_length) if limit is not None]
-        self._reward_keywords: dict[str, Any] = {}
+        limits = [limit for limit in (window, self.engine.max_model_length) if limit is not None]
         calls: list = []
         guidance = make_guidance(args, self._tokenizer, self.environment_pool, self.analyzer, calls)
         collector = Collector(
-            policy=self._make_policy(),
+            engine=self.engine.engine,
             pool=self.environment_pool,
             renderer=self.chat_renderer,
             rollout=rollout_settings(args, min(limits) if limits else None),
@@ -228,7 +268,6 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
                 functions,
                 weights=self.reward_weights.tolist() if functions else (),
                 names=self.reward_func_names if functions else (),
-                extra=self._reward_keywords,
                 columns=getattr(self.train_dataset, "column_names", None) or (),
             ),
             guidance=guidance,
@@ -253,7 +292,8 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
         return ExperienceMaker(collector, guidance, passes, settings, calls)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
-        return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
+        sampler: Any = super()._get_train_sampler(dataset)
+        return EpochSampler(sampler, lambda: int(self.state.epoch or 0))
 
     # ---- training --------------------------------------------------------------------------------------------------
 
@@ -267,8 +307,7 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.environment_pool.close_instances()
-            if self.engine is not None:
-                self.engine.weights.forget()  # the best model may have been loaded; the count of steps starts again
+            self.engine.weights.forget()  # the best model may have been loaded; the count of steps starts again
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """One micro-step: its token-budget micro-batches, a forward and a backward each."""
@@ -276,7 +315,8 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
         model.train()
         if self._buffer is None or self._step % self._micro_steps_per_rollout == 0:
             self._buffer = self._new_rollout(inputs)
-        loss = self._update(model, self._buffer[self._step % self.args.steps_per_generation], num_items_in_batch)
+        micro_batches = self._buffer[self._step % self.args.steps_per_generation]
+        loss = self._update(model, micro_batches, num_items_in_batch)
         self._step += 1
         self._current_train_step_time += time.perf_counter() - started
         if self._step % self.current_gradient_accumulation_steps == 0:
@@ -288,7 +328,6 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
     def _new_rollout(self, local_rows: list[dict[str, Any]]) -> Buffer:
         """Play a rollout batch and log it; returns this process's micro-batches."""
         rows = self._gather(local_rows)[:: self.num_generations]
-        self._reward_keywords["trainer_state"] = self.state
         with self._progress(len(rows) * self.num_generations, "rollout") as bar:
             experience = self.experience_maker.make(
                 rows,
@@ -296,9 +335,11 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
                     self.temperature, self.top_p, self.top_k, self.min_p, self.args.generation_kwargs or {}
                 ),
                 seed=self.args.seed,
-                draw=self._step // self._micro_steps_per_rollout,
+                rollout=self._step // self._micro_steps_per_rollout,
                 step=self.state.global_step,
+                num_steps=self.state.max_steps,
                 layout=self._update_layout(),
+                reward_keywords={"trainer_state": self.state},
                 on_episode_end=lambda trajectory: bar.update(),
             )
         log_experience(experience, self.state, self._metrics["train"], self._logs)
@@ -308,9 +349,191 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             log_traces(self.args, experience.records, self.state.global_step)
         return experience.micro_batches
 
+    def _update(self, model: Any, micro_batches: list[list[LossRow]], num_items_in_batch: Any) -> torch.Tensor:
+        """The gradients of a micro-step; the sum of its micro-batches' losses."""
+        started = time.perf_counter()
+        self._loss_sums = {}
+        collate = self.experience_maker.passes.collate
+        step = functools.partial(Trainer.training_step, self)  # below TRL's, which would play
+        loss = run_micro_batches(
+            micro_batches, lambda rows: step(model, collate(rows), num_items_in_batch), self.accelerator, model
+        )
+        totals = total_sums(self._loss_sums, self.accelerator)
+        # TRL averages over micro-steps, while an optimizer step's loss is their sum.
+        totals["policy_loss"] *= self.current_gradient_accumulation_steps
+        for name, value in update_metrics(totals).items():
+            self._metrics["train"][name].append(value)
+        self._update_seconds += time.perf_counter() - started
+        return loss
+
+    def _prepare_inputs(self, inputs):
+        return inputs  # collated on the device already
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """E8 of one micro-batch: every sampled token with its credit A~ (`advantages`) and its coefficient c.
+
+        Processes average their gradients, so the local sum is multiplied by their number.
+        """
+        if return_outputs:
+            raise ValueError("The TASPOTrainer does not support returning outputs")
+        output = selected_forward(model, inputs, want_entropies=True)
+        terms = taspo_loss(
+            output.logps,
+            inputs.get("old_logps", output.logps.detach()),
+            inputs["advantages"],
+            inputs["coefficients"],
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=self.args.delta,
+            # A zero row has no reference: it counts nowhere, but every process must have the same sums to reduce.
+            ref_logps=inputs.get("ref_logps", output.logps.detach()),
+            beta=self.beta,
+            use_bias_correction_kl=self.args.use_bias_correction_kl,
+            entropies=output.entropies,
+            entropy_coef=self.entropy_coef,
+            importance_ratio=inputs.get("importance_ratios"),
+        )
+        for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
+            self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
+        return terms.loss * self.accelerator.num_processes
+
+    # ---- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Play each task of the evaluation data `num_generations_eval` times and log how it went.
+
+        No analyzer request, no guidance, no loss; the training state is not touched. The full result is written to
+        `output_dir/_evaluations` and kept in `last_evaluation`.
+
+        Returns:
+            `dict[str, float]`: `eval_success`, its interval, macro mean, families, turns, stop reasons, seconds.
+        """
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, Mapping):
+            metrics: dict[str, float] = {}
+            for name, one in data.items():
+                metrics |= self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        data = self.eval_dataset[data] if isinstance(data, str) else data
+        if data is None:
+            raise ConfigurationError("`evaluate` needs an `eval_dataset`, here or in the trainer.")
+        started = time.perf_counter()
+        try:
+            result = self._play_held_out(list(data))
+        finally:
+            if not self.is_in_train:
+                self.environment_pool.close_instances()
+        metrics = result.timed_metrics(metric_key_prefix, time.perf_counter() - started)
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir) / "_evaluations"
+            result.save(folder / f"{metric_key_prefix}_{self.state.global_step:06d}.json")
+        self.last_evaluation = result
+        # None for a mean of nothing: JSON has no NaN. TRL's `log` would flush the training metrics into this entry.
+        logs: Any = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        Trainer.log(self, logs)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _play_held_out(self, rows: list[dict[str, Any]]) -> EvaluationResult:
+        num_mine = len(rows[self.accelerator.process_index :: self.accelerator.num_processes])
+        with self._progress(num_mine * self.num_generations_eval, "evaluation") as bar, self._generating():
+            return play_held_out(
+                rows,
+                self.args,
+                self.experience_maker.collector,
+                num_plays=self.num_generations_eval,
+                settings={"global_step": self.state.global_step, "weights_step": self._weights_step},
+                on_play=lambda play: bar.update(),
+            )
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        raise NotImplementedError("TASPOTrainer evaluates by playing episodes: use `evaluate`.")
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        is_partly_used = self._step % self._micro_steps_per_rollout != 0
+        state = TrainingState(self._step, self._buffer if is_partly_used else None, self._layout)
+        save_state(output_dir, self.accelerator.process_index, state)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        state = load_state(checkpoint, self.accelerator.process_index) if checkpoint is not None else None
+        if state is not None and checkpoint is not None:
+            self._step, self._buffer = resumed_position(checkpoint, state, self._layout, self._micro_steps_per_rollout)
+
+    # ---- publishing ------------------------------------------------------------------------------------------------
+
+    def create_model_card(  # type: ignore[override]  # as TRL's
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+        license: str | None = None,
+    ) -> None:
+        """Write `output_dir/README.md`: what was trained, on what, how well it does, at what price, how to load it.
+
+        Args:
+            model_name (`str`, *optional*):
+                Name of the model. If `None`, the last part of `hub_model_id` or of `output_dir`.
+            dataset_name (`str`, *optional*):
+                Data set on the Hub that the tasks come from.
+            tags (`str` or `list[str]`, *optional*):
+                Further tags.
+            license (`str`, *optional*):
+                The Hub's name of the license, for example `"apache-2.0"`. If `None`, the card has none.
+        """
+        if self.is_world_process_zero():
+            named = {"model_name": model_name, "dataset_name": dataset_name, "license": license}
+            own = [tags] if isinstance(tags, str) else tags or []
+            write_model_card(self.args.output_dir, self._run_parts, tags=[*self._tag_names, *own], **named)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # PEFT leaves a card of its own, or changes the one that is there: its base model may be a local path.
+        if self.is_world_process_zero():
+            write_model_card(output_dir or self.args.output_dir, self._run_parts, tags=self._tag_names)
+
+    def push_to_hub(self, *args, **kwargs):
+        with what_may_leave(self.args, self.analyzer):
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with what_may_leave(self.args, self.analyzer):
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    @property
+    def _run_parts(self) -> RunParts:
+        return RunParts(
+            args=self.args,
+            state=self.state,
+            model=self.accelerator.unwrap_model(self.model),
+            analyzer=self.analyzer,
+            environments=self._environment_names,
+            traits=self.environment_pool.traits,
+            train_dataset=self.train_dataset,
+            split_names=self.split_names,
+            weights_step=self._weights_step,
+            repo_id=self.hub_model_id,
+            paper=self._paper,
+        )
+
+    # ---- small things ----------------------------------------------------------------------------------------------
+
     @property
     def _micro_steps_per_rollout(self) -> int:
         return self.args.steps_per_generation * self.num_iterations
+
+    @property
+    def _layout(self) -> dict[str, int]:
+        """What a partly used rollout batch was made for."""
+        return {
+            "num_processes": self.accelerator.num_processes,
+            "steps_per_generation": self.args.steps_per_generation,
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            "num_iterations": self.num_iterations,
+        }
 
     def _update_layout(self) -> UpdateLayout:
         per_rollout, per_step = self.args.steps_per_generation, self.current_gradient_accumulation_steps
@@ -322,7 +545,19 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
             is_off_policy=self.args.gradient_accumulation_steps % self._micro_steps_per_rollout != 0,
         )
 
-    # ---- small things ----------------------------------------------------------------------------------------------
+    @property
+    def _weights_step(self) -> int:
+        """The optimizer step whose weights the model has: after training, those of the best checkpoint may be back."""
+        best = self.state.best_global_step if self.args.load_best_model_at_end and not self.is_in_train else None
+        return best or self.state.global_step
+
+    @contextlib.contextmanager
+    def _generating(self) -> Iterator[None]:
+        """Entered by every process around episodes: the engine has the weights of this step inside."""
+        with self.engine.generating(self.state.global_step) as seconds:
+            if self.is_in_train and self.engine.has_own_weights:
+                self._metrics["train"]["time/weight_sync"].append(seconds)
+            yield
 
     def _gather(self, objects: list) -> list:
         return gather_object(objects) if self.accelerator.num_processes > 1 else objects
@@ -336,8 +571,7 @@ class TASPOTrainer(GenerationMixin, UpdateMixin, EvaluationMixin, ResumingMixin,
         """Close environments, worker threads and the analyzer. May be called twice; do not train afterwards."""
         self.experience_maker.guidance.close()
         self.environment_pool.close()
-        if self.engine is not None:
-            self.engine.close()
+        self.engine.close()
         self.analyzer.close()
 
     def end(self) -> None:

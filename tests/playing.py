@@ -132,7 +132,7 @@ def play(
     policy = policy or ScriptedPolicy(renderer.tokenizer, replies)
     policy.begin(None, 0)  # type: ignore[arg-type]
     arguments = {
-        "policy": policy,
+        "engine": policy,
         "renderer": renderer,
         "settings": RolloutSettings(**{"environment_timeout": 30.0, **(settings or {})}),
         **kwargs,

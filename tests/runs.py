@@ -7,7 +7,7 @@ import json
 import random
 from pathlib import Path
 
-from taspo_trl.evaluation.results import EvaluationResult, Play
+from taspo_trl.evaluation import EvaluationResult, Play
 from taspo_trl.records import TrajectoryRecord, write_records
 from taspo_trl.types import (
     Block,

@@ -15,7 +15,7 @@ from taspo_trl.cli import COMMANDS, main
 from taspo_trl.cli.folders import check_model
 from taspo_trl.cli.sources import environment_factory, imported, json_arguments
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.evaluation.results import EvaluationResult
+from taspo_trl.evaluation import EvaluationResult
 from taspo_trl.records import read_records
 from tests import tiny
 from tests.checkpoints import put_checkpoint

@@ -10,7 +10,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from taspo_trl.cli.train import option_names, parse
-from taspo_trl.evaluation.results import EvaluationResult
+from taspo_trl.evaluation import EvaluationResult
 from tests.tokenizers import byte_bpe
 
 

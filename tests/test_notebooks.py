@@ -181,7 +181,7 @@ def test_figures_are_returned_and_show_themselves():
     from matplotlib.figure import Figure
 
     from taspo_trl import plots
-    from taspo_trl.evaluation.results import EvaluationResult, Play
+    from taspo_trl.evaluation import EvaluationResult, Play
     from taspo_trl.types import StopReason
 
     plays = tuple(Play(f"t{k}", "pick", 0, k % 2 == 0, 0.0, 3, 9, StopReason.MAX_TURNS) for k in range(4))

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taspo_trl.errors import RecordError
-from taspo_trl.evaluation.results import EvaluationResult
+from taspo_trl.evaluation import EvaluationResult
 from taspo_trl.records import TrajectoryRecord, read_records, to_json, write_records
 from taspo_trl.types import Block, Credit, Guidance, StopReason, TurnScore
 from taspo_trl.viewer import trajectory_html, write_viewer

@@ -99,7 +99,7 @@ _TRAINER_KEYWORDS = (
 def use_policy(made: TASPOTrainer, policy: Any) -> None:
     """Replace generation: the one seam through which tests decide what is sampled."""
     maker = made.experience_maker
-    maker.collector = dataclasses.replace(maker.collector, policy=policy)
+    maker.collector = dataclasses.replace(maker.collector, engine=policy)
 
 
 class ScriptedPolicy:

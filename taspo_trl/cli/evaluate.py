@@ -71,7 +71,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ..environments.workers import EnvironmentPool
-    from ..evaluation.results import evaluate_tasks
+    from ..evaluation.play import evaluate_tasks
     from ..generation import SamplingSettings
     from ..rollout.contexts import ChatRenderer
     from ..rollout.loop import RolloutSettings
@@ -103,7 +103,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
                 bar = progress.add_task(f"{options.split}, seed {seed}", total=len(rows) * options.plays)
                 result = evaluate_tasks(
                     rows,
-                    policy=model.policy,
+                    engine=model.engine,
                     pool=pool,
                     renderer=ChatRenderer(model.tokenizer, template_kwargs),
                     rollout=rollout,

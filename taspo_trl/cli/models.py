@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..generation import Policy
+from ..generation import Engine
 
 
 def _nothing() -> None:
@@ -19,7 +19,7 @@ def _nothing() -> None:
 class NamedPolicy:
     """A policy with what its episodes need to know about it."""
 
-    policy: Policy
+    engine: Engine
     tokenizer: Any
     window: int | None
     """Tokens of prompt and reply together."""
@@ -31,16 +31,16 @@ def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> Na
     """A model id, a model folder or a LoRA adapter folder, on `device` (by default a GPU if there is one)."""
     import torch
 
-    from ..generation import TransformersPolicy
+    from ..generation import TransformersEngine
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = _loaded(name, "AutoTokenizer", padding_side="left")
     model = load_model(name, dtype).to(device).eval()
     ends = _end_tokens(model.generation_config.eos_token_id, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    policy = TransformersPolicy(model, pad_token_id=pad, eos_token_ids=ends)
+    engine = TransformersEngine(model, pad_token_id=pad, eos_token_ids=ends)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return NamedPolicy(policy, tokenizer, window, name)
+    return NamedPolicy(engine, tokenizer, window, name)
 
 
 def load_model(name: str, dtype: str = "auto") -> Any:
@@ -59,7 +59,7 @@ def served_policy(url: str, name: str | None = None, timeout: float = 240.0) -> 
     Raises:
         ServiceError: the server does not answer within `timeout` seconds.
     """
-    from ..generation.vllm_server import VLLMServer, VLLMServerPolicy
+    from ..generation.vllm_server import VLLMServer, VLLMServerEngine
 
     server = VLLMServer(url, timeout)
     try:
@@ -72,13 +72,13 @@ def served_policy(url: str, name: str | None = None, timeout: float = 240.0) -> 
     except BaseException:
         server.close()
         raise
-    policy = VLLMServerPolicy(server, stop_token_ids=_end_tokens(ends, tokenizer))
+    engine = VLLMServerEngine(server, stop_token_ids=_end_tokens(ends, tokenizer))
 
     def close() -> None:
-        policy.abandon()
+        engine.abandon()
         server.close()
 
-    return NamedPolicy(policy, tokenizer, facts.max_model_length, name or facts.root, close)
+    return NamedPolicy(engine, tokenizer, facts.max_model_length, name or facts.root, close)
 
 
 def _loaded(name: str, kind: str, **options: Any) -> Any:

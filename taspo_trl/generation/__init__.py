@@ -1,15 +1,15 @@
 """The generation engines: prompt ids in, sampled ids out. The only package that knows them."""
 
-from .base import Generation, GenerationRequest, Policy, SamplingSettings
+from .base import Engine, Generation, GenerationRequest, SamplingSettings
 from .frozen import frozen_mode
-from .transformers import TransformersPolicy
+from .transformers import TransformersEngine
 
 
 __all__ = [
+    "Engine",
     "Generation",
     "GenerationRequest",
-    "Policy",
     "SamplingSettings",
-    "TransformersPolicy",
+    "TransformersEngine",
     "frozen_mode",
 ]

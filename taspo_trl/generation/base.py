@@ -84,7 +84,7 @@ def check_extra(extra: Mapping[str, Any], reserved: Mapping[str, str], engine: s
             )
 
 
-class Policy(Protocol):
+class Engine(Protocol):
     """What the rollout loop needs from an engine."""
 
     def begin(self, sampling: SamplingSettings, seed: int) -> None:

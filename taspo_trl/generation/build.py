@@ -1,4 +1,4 @@
-"""The vLLM engine of a trainer: policy, weight synchronisation and the order in which they are used."""
+"""The engine that a trainer plays with, whatever it is: its weights, its place in a step, its end."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from trl.models import unwrap_model_for_generation
 
 from ..errors import ConfigurationError
 from . import sync_watch, vllm_llm, weight_transfer
-from .base import Policy
+from .base import Engine
 from .checks import check_adapters, check_unquantized
 from .engine_parameters import EngineParameters
-from .vllm_colocate import VLLMColocatePolicy
-from .vllm_server import VLLMServer, VLLMServerPolicy
+from .transformers import TransformersEngine
+from .vllm_colocate import VLLMColocateEngine
+from .vllm_server import VLLMServer, VLLMServerEngine
 from .weight_sync import ServerWeights, WeightSync
 
 
@@ -24,18 +26,40 @@ def _nothing() -> None:
     """For engines that have nothing to do here."""
 
 
-@dataclass(frozen=True)
-class VLLMEngine:
-    """An engine that holds its own copy of the weights."""
+class Weights(Protocol):
+    """How the policy's weights reach an engine."""
 
-    policy: Policy
-    weights: WeightSync
-    max_model_length: int
-    """Tokens of prompt and reply together."""
+    def before_generation(self, step: int) -> bool:
+        """Bring those of optimizer step `step`, unless they are there; whether anything was brought."""
+
+    def forget(self) -> None:
+        """What the engine has may be other weights from here on."""
+
+
+class SharedWeights:
+    """The engine samples with the very model that is trained: there is nothing to bring."""
+
+    def before_generation(self, step: int) -> bool:
+        return False
+
+    def forget(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class HostedEngine:
+    """An engine in a trainer: what samples, and what every process does around it."""
+
+    engine: Engine
+    weights: Weights
+    max_model_length: int | None = None
+    """Tokens of prompt and reply together; None = the model's window."""
+    has_own_weights: bool = True
+    """Whether it samples from a copy of the policy's weights."""
     check: Callable[[], object] = _nothing
     """Raises when the engine is not there any more, or not the one of before."""
     check_unchanged: Callable[[], None] = _nothing
-    """Raises when what was generated may come from other weights."""
+    """Called when all episodes here have ended; raises when what was generated may come from other weights."""
     wake: Callable[[], None] = _nothing
     rest: Callable[[], None] = _nothing
     """Give up what is unfinished, and memory that is needed for generation only."""
@@ -59,9 +83,67 @@ class VLLMEngine:
             self.rest()
 
 
+def make_engine(
+    args: Any,
+    *,
+    get_model: Callable[[], Any],
+    get_wrapped_model: Callable[[], Any],
+    accelerator: Any,
+    distribution: Any,
+    gather: Callable[[list], list],
+    pad_token_id: int,
+    eos_token_ids: list[int],
+) -> HostedEngine:
+    """The engine that `args` asks for, ready to play.
+
+    Args:
+        args ([`~taspo_trl.TASPOConfig`]):
+            `use_vllm`, TRL's `vllm_*`, `generation_tokens`, `cache_implementation`.
+        get_model (`Callable`), get_wrapped_model (`Callable`):
+            Give the policy as the trainer calls it now, and as it is wrapped for training.
+        accelerator ([`~accelerate.Accelerator`]), distribution:
+            The trainer's, and TRL's account of how the model is sharded.
+        gather (`Callable`):
+            All processes' lists, joined in the order of the processes.
+        pad_token_id (`int`), eos_token_ids (`list[int]`):
+            The tokenizer's and the model's.
+
+    Raises:
+        ServiceError, ConfigurationError: see [`make_vllm_engine`].
+    """
+    if args.use_vllm:
+        return make_vllm_engine(args, get_model=get_model, accelerator=accelerator, stop_token_ids=eos_token_ids)
+
+    @contextlib.contextmanager
+    def unwrapped() -> Iterator[Any]:
+        wrapped = get_wrapped_model()
+        with (
+            unwrap_model_for_generation(
+                wrapped,
+                accelerator,
+                gather_deepspeed3_params=args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
+            ) as model,
+            distribution.summon_full_params(wrapped, recurse=False),
+        ):
+            yield model
+
+    is_sharded = accelerator.num_processes > 1 and (distribution.is_zero3 or distribution.is_fsdp)
+    engine = TransformersEngine(
+        get_model(),
+        pad_token_id=pad_token_id,
+        eos_token_ids=eos_token_ids,
+        batch_tokens=args.generation_tokens,
+        cache_implementation=args.cache_implementation,
+        unwrap=unwrapped,
+        most=(lambda number: max(gather([number]))) if is_sharded else None,
+    )
+    return HostedEngine(engine, SharedWeights(), has_own_weights=False, check_unchanged=engine.finish)
+
+
 def make_vllm_engine(
     args: Any, *, get_model: Callable[[], Any], accelerator: Any, stop_token_ids: list[int]
-) -> VLLMEngine:
+) -> HostedEngine:
     """The engine that `args` asks for, ready to take weights.
 
     Args:
@@ -84,6 +166,7 @@ def make_vllm_engine(
     make = _make_server_engine if args.vllm_mode == "server" else _make_colocate_engine
     engine = make(args, get_model(), parameters, accelerator, stop_token_ids)
     try:
+        assert engine.max_model_length is not None
         _check_length(args, get_model(), engine.max_model_length)
         # vLLM's start takes processes differently long, which DeepSpeed and collective time limits do not forgive.
         accelerator.wait_for_everyone()
@@ -100,7 +183,7 @@ def server_url(args: Any) -> str:
 
 def _make_server_engine(
     args: Any, model: Any, parameters: EngineParameters, accelerator: Any, stop_token_ids: list[int]
-) -> VLLMEngine:
+) -> HostedEngine:
     server = VLLMServer(server_url(args), args.vllm_server_timeout)
     try:
         facts = server.check()
@@ -112,7 +195,7 @@ def _make_server_engine(
     except BaseException:
         server.close()
         raise
-    policy = VLLMServerPolicy(
+    policy = VLLMServerEngine(
         server, stop_token_ids=stop_token_ids, structured_outputs_regex=args.vllm_structured_outputs_regex
     )
     reason = (
@@ -127,7 +210,7 @@ def _make_server_engine(
         sink.close()
         server.close()
 
-    return VLLMEngine(
+    return HostedEngine(
         policy,
         WeightSync(parameters, sink),
         facts.max_model_length,
@@ -140,12 +223,12 @@ def _make_server_engine(
 
 def _make_colocate_engine(
     args: Any, model: Any, parameters: EngineParameters, accelerator: Any, stop_token_ids: list[int]
-) -> VLLMEngine:
+) -> HostedEngine:
     llm = vllm_llm.make_llm(args, model, accelerator)
     sink = vllm_llm.ColocateWeights(llm, args.vllm_enable_sleep_mode)
     weights = WeightSync(parameters, sink)
     device = accelerator.device
-    policy = VLLMColocatePolicy(
+    policy = VLLMColocateEngine(
         llm.llm_engine,
         make_parameters=vllm_llm.parameter_maker(args.vllm_structured_outputs_regex),
         stop_token_ids=stop_token_ids,
@@ -157,7 +240,7 @@ def _make_colocate_engine(
         if sink.sleep():
             weights.forget()
 
-    return VLLMEngine(
+    return HostedEngine(
         policy,
         weights,
         llm.llm_engine.model_config.max_model_len,

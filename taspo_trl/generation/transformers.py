@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class TransformersPolicy:
+class TransformersEngine:
     """Samples with `model.generate`, one batch for each call of [`flush`].
 
     Args:

@@ -29,7 +29,7 @@ class Engine(Protocol):
     def abort_request(self, request_ids: list[str]) -> None: ...
 
 
-class VLLMColocatePolicy:
+class VLLMColocateEngine:
     """Samples with an engine of this process; `flush` has nothing to do.
 
     The seed of a request derives from the batch's seed, the episode and the turn. A request that the engine refuses

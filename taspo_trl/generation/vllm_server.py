@@ -152,7 +152,7 @@ class VLLMServer:
         )
 
 
-class VLLMServerPolicy:
+class VLLMServerEngine:
     """Samples through `/v1/completions`; `flush` has nothing to do.
 
     A request that no attempt could get answered raises from its future: refused by the server (a prompt that is too

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from trl import GRPOTrainer
 from trl.trainer.utils import get_comet_experiment_url, get_config_model_id, get_trackio_space_url
 
 from ..analyzer.base import Analyzer
@@ -26,8 +26,10 @@ from ..analyzer.extractive import ExtractiveAnalyzer
 from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
 from ..evaluation.results import EvaluationResult
+from ..redaction import Secret, redacted
+from ..rollout.tasks import split_names
 from ..version import __version__
-from .model_card import AnalyzerUse, CardEvaluation, CardFacts, Setting, TaskSet
+from .model_card import TRL_CITATION, AnalyzerUse, CardEvaluation, CardFacts, Setting, TaskSet, model_card
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,31 @@ class RunParts:
     split_names: Mapping[str, str]
     weights_step: int
     repo_id: str | None = None
+    paper: Mapping[str, str] = field(default_factory=dict)
+    """Title, id and citation of the method's paper."""
+
+
+def write_model_card(
+    folder: str | os.PathLike,
+    parts: RunParts,
+    *,
+    tags: Iterable[str],
+    model_name: str | None = None,
+    dataset_name: str | None = None,
+    license: str | None = None,
+) -> None:
+    """Write `folder/README.md`; see [`~taspo_trl.TASPOTrainer.create_model_card`]. No key of the run is in it."""
+    facts = gather_facts(
+        parts,
+        model_name=model_name,
+        dataset_name=dataset_name,
+        tags=tags,
+        license=license,
+        paper=parts.paper,
+        citations={"TASPO": parts.paper["citation"], "GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION},
+    )
+    text = redacted(str(model_card(facts)), Secret(parts.args.hub_token or ""))
+    Path(folder, "README.md").write_text(text, encoding="utf-8")
 
 
 def gather_facts(
@@ -203,13 +230,6 @@ def splits_of(dataset: Any) -> tuple[str, ...]:
         return split_names(dataset.unique("split"))
     split = getattr(dataset, "split", None)
     return () if split is None else split_names([str(split)])
-
-
-def split_names(values: Iterable[Any]) -> tuple[str, ...]:
-    """Values of a column `split`, if they read like names: a column of that name may hold anything."""
-    names = tuple(dict.fromkeys(value for value in values if value is not None))
-    is_plain = all(isinstance(name, str) and re.fullmatch(r"[\w.+\-]{1,40}", name) for name in names)
-    return names if is_plain and len(names) <= 8 else ()
 
 
 # ---- what happened --------------------------------------------------------------------------------------------------

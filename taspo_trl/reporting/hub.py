@@ -16,6 +16,8 @@ from typing import Any
 import transformers.trainer
 from huggingface_hub import HfApi
 
+from .trackio import traces_kept_here
+
 
 PRIVATE_NAMES = ("_*", "completions/*")
 """Patterns of what holds episodes: records, evaluations, viewer pages, buffered rows; TRL's table of completions."""
@@ -43,6 +45,25 @@ def ignored_patterns(
     root = Path(folder).resolve()
     inside = [file.resolve() for file in secret_files if file.resolve().is_relative_to(root)]
     return kept + [glob.escape(file.relative_to(root).as_posix()) + "*" for file in inside]
+
+
+@contextlib.contextmanager
+def what_may_leave(args: Any, analyzer: Any) -> Iterator[None]:
+    """An upload of a run's folder inside takes no episodes, no traces, no analyzer answers along unless asked.
+
+    Args:
+        args ([`~taspo_trl.TASPOConfig`]):
+            `hub_push_trajectories`.
+        analyzer (`Analyzer`):
+            Its cache of answers never goes up.
+    """
+    cache = getattr(getattr(analyzer, "settings", None), "cache_path", None)
+    secret_files = [cache] if cache is not None else []
+    with (
+        selective_uploads(with_trajectories=args.hub_push_trajectories, secret_files=secret_files),
+        traces_kept_here(args),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..evaluation.results import Rate
+from ..evaluation.statistics import Rate
 from ..tokens import as_unicode
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..environments.workers import EnvironmentPool
 from ..errors import RolloutError
-from ..generation import Policy, SamplingSettings
+from ..generation import Engine, SamplingSettings
 from ..seeds import derive_seed
 from ..types import Trajectory, TrajectoryGroup
 from .contexts import ChatRenderer
@@ -49,7 +49,7 @@ class Collector:
     """Plays rollout batches.
 
     Args:
-        policy (`Policy`), pool (`EnvironmentPool`), renderer (`ChatRenderer`), rollout (`RolloutSettings`):
+        engine (`Engine`), pool (`EnvironmentPool`), renderer (`ChatRenderer`), rollout (`RolloutSettings`):
             As in [`~taspo_trl.rollout.loop.play_episodes`].
         rewards (`RewardSettings`):
             How r_i is made.
@@ -66,7 +66,7 @@ class Collector:
             weights gets them, and rests afterwards.
     """
 
-    policy: Policy
+    engine: Engine
     pool: EnvironmentPool
     renderer: ChatRenderer
     rollout: RolloutSettings
@@ -83,7 +83,8 @@ class Collector:
         rows: Sequence[Mapping[str, Any]],
         sampling: SamplingSettings,
         seed: int,
-        draw: int,
+        rollout: int,
+        reward_keywords: Mapping[str, Any] | None = None,
         on_episode_end: Callable[[Trajectory], None] | None = None,
     ) -> list[CollectedGroup]:
         """Play one group for each row.
@@ -93,8 +94,10 @@ class Collector:
                 The tasks of the whole batch, the same on every process.
             sampling (`SamplingSettings`):
                 How replies are sampled.
-            seed (`int`), draw (`int`):
+            seed (`int`), rollout (`int`):
                 The run's seed and the number of this batch.
+            reward_keywords (`Mapping[str, Any]`, *optional*):
+                Further keywords of the user's reward functions, for example `trainer_state`.
             on_episode_end (`Callable`, *optional*):
                 Called with each trajectory played here.
 
@@ -104,7 +107,7 @@ class Collector:
         Raises:
             RolloutError: every episode of the batch ended through infrastructure.
         """
-        specs = plan_groups(rows, self.num_generations, seed, draw, prefix=f"r{draw}", is_routed=self.pool.is_routed)
+        specs = plan_groups(rows, self.num_generations, seed, rollout, f"r{rollout}", is_routed=self.pool.is_routed)
         start, stop = (len(specs) * k // self.num_processes for k in (self.process_index, self.process_index + 1))
         mine = specs[start:stop]
         finished: list[CollectedGroup] = []
@@ -112,16 +115,16 @@ class Collector:
 
         def on_group_end(group: TrajectoryGroup) -> None:
             if len(group.trajectories) == self.num_generations:
-                finished.append(self._finish(group))
+                finished.append(self._finish(group, reward_keywords))
             else:
                 partial.append(group)
 
         try:
             with self.generating():
-                self.policy.begin(sampling, derive_seed("rollout", seed, draw, self.process_index))
+                self.engine.begin(sampling, derive_seed("rollout", seed, rollout, self.process_index))
                 play_episodes(
                     mine,
-                    policy=self.policy,
+                    engine=self.engine,
                     pool=self.pool,
                     renderer=self.renderer,
                     settings=self.rollout,
@@ -129,7 +132,9 @@ class Collector:
                     on_episode_end=on_episode_end,
                 )
             if self.num_processes > 1:
-                finished.extend(self._finish(group) for group in self._my_straddling(self.gather(partial)))
+                finished.extend(
+                    self._finish(group, reward_keywords) for group in self._my_straddling(self.gather(partial))
+                )
             order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}
             collected = sorted(self.gather(finished), key=lambda one: order[one.group.group_id])
             _raise_if_nothing_usable(collected)
@@ -138,11 +143,12 @@ class Collector:
             raise
         return collected
 
-    def _finish(self, group: TrajectoryGroup) -> CollectedGroup:
+    def _finish(self, group: TrajectoryGroup, keywords: Mapping[str, Any] | None) -> CollectedGroup:
         logs: dict[str, list[Any]] = {}
         metrics: dict[str, list[float]] = defaultdict(list)
         extra = {
             **self.rewards.extra,
+            **(keywords or {}),
             "log_extra": lambda column, values: logs.setdefault(column, []).extend(values),
             "log_metric": lambda name, value: metrics[name].append(value),
         }

@@ -19,7 +19,7 @@ from ..environments.base import ResetResult, StepResult, Traits, attribute
 from ..environments.remote import EnvironmentDied
 from ..environments.workers import EnvironmentPool
 from ..errors import InvariantError, ServiceError
-from ..generation import Generation, GenerationRequest, Policy
+from ..generation import Engine, Generation, GenerationRequest
 from ..tokens import action_token_mask, find_actions
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
@@ -38,7 +38,7 @@ class _End:
 def play_episodes(
     specs: Sequence[EpisodeSpec],
     *,
-    policy: Policy,
+    engine: Engine,
     pool: EnvironmentPool,
     renderer: ChatRenderer,
     settings: RolloutSettings,
@@ -51,8 +51,8 @@ def play_episodes(
     Args:
         specs (`Sequence[EpisodeSpec]`):
             What to play; the result has the same order.
-        policy (`Policy`):
-            Where replies come from; [`~taspo_trl.generation.Policy.begin`] has been called.
+        engine (`Engine`):
+            Where replies come from; [`~taspo_trl.generation.Engine.begin`] has been called.
         pool (`EnvironmentPool`):
             Where environments live. Workers are given back, or discarded after a failure.
         max_in_flight (`int`, *optional*):
@@ -65,7 +65,7 @@ def play_episodes(
     Returns:
         `list[Trajectory]`: rewards are not yet filled in.
     """
-    loop = _Loop(specs, policy, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end)
+    loop = _Loop(specs, engine, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end)
     return loop.run()
 
 
@@ -73,7 +73,7 @@ class _Loop:
     def __init__(
         self,
         specs: Sequence[EpisodeSpec],
-        policy: Policy,
+        engine: Engine,
         pool: EnvironmentPool,
         renderer: ChatRenderer,
         settings: RolloutSettings,
@@ -82,7 +82,7 @@ class _Loop:
         on_episode_end: Callable[[Trajectory], None] | None,
     ):
         self.specs = specs
-        self.policy = policy
+        self.engine = engine
         self.pool = pool
         self.renderer = renderer
         self.settings = settings
@@ -109,7 +109,7 @@ class _Loop:
                     self._start(next(upcoming))
                     num_started += 1
                 if not self.waiting:
-                    self.policy.flush()
+                    self.engine.flush()
                 self._handle_answers()
                 self._end_overdue()
         finally:
@@ -190,7 +190,7 @@ class _Loop:
             max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
         request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
         try:
-            future = self.policy.submit(request)
+            future = self.engine.submit(request)
         except Exception as error:
             return _End(StopReason.GENERATION_ERROR, worded(error))
         future.add_done_callback(lambda done: self.answers.put((episode, done)))

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def plan_groups(
     rows: Sequence[Mapping[str, Any]],
     num_generations: int,
     seed: int,
-    draw: int,
+    rollout: int,
     prefix: str,
     *,
     is_routed: bool = False,
@@ -45,8 +46,8 @@ def plan_groups(
     Args:
         rows (`Sequence[Mapping[str, Any]]`):
             One dataset row for each group.
-        seed (`int`), draw (`int`):
-            The run's seed and the number of this draw of tasks; with the task's id and its number among equal rows
+        seed (`int`), rollout (`int`):
+            The run's seed and the number of the rollout batch; with the task's id and its number among equal rows
             they give the environment's seed. The first of equal rows has the seed that it would have alone.
         prefix (`str`):
             Start of the uids, unique within the run.
@@ -62,7 +63,7 @@ def plan_groups(
     for g, (row, number) in enumerate(zip(rows, numbers, strict=True)):
         task = task_row(row)
         environment = task.pop("environment", None) if is_routed else None
-        parts = (seed, task_id(task), draw, number) if number else (seed, task_id(task), draw)
+        parts = (seed, task_id(task), rollout, number) if number else (seed, task_id(task), rollout)
         group_seed = derive_seed(*parts) % 2**31
         group_id = f"{prefix}-g{g}"
         none_columns = frozenset(name for name, value in row.items() if value is None)
@@ -122,3 +123,10 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_none(inner) for inner in value]
     return value
+
+
+def split_names(values: Iterable[Any]) -> tuple[str, ...]:
+    """Values of a column `split`, if they read like names: a column of that name may hold anything."""
+    names = tuple(dict.fromkeys(value for value in values if value is not None))
+    is_plain = all(isinstance(name, str) and re.fullmatch(r"[\w.+\-]{1,40}", name) for name in names)
+    return names if is_plain and len(names) <= 8 else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from ..analyzer.base import Analyzer
 from ..analyzer.extractive import ExtractiveAnalyzer
 from ..analyzer.prompts import load_prompts
-from ..config import TASPOConfig
 from ..environments.base import attribute
 from ..environments.workers import EnvironmentPool
 from ..guidance.block import Composer
@@ -23,9 +22,7 @@ from ..rollout.rewards import RewardFunction, RewardSettings
 from .rollout_batch import ExperienceSettings
 
 
-def make_guidance(
-    args: TASPOConfig, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer, calls: list
-) -> GuidanceStage:
+def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer, calls: list) -> GuidanceStage:
     """The stage that gives each trajectory its guidance; requests and replies are appended to `calls`."""
     probes = pool.probes
     tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
@@ -43,7 +40,7 @@ def make_guidance(
     return GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
 
 
-def rollout_settings(args: TASPOConfig, model_window: int | None) -> RolloutSettings:
+def rollout_settings(args: Any, model_window: int | None) -> RolloutSettings:
     """What bounds and shapes an episode."""
     return RolloutSettings(
         context=args.context,
@@ -58,12 +55,11 @@ def rollout_settings(args: TASPOConfig, model_window: int | None) -> RolloutSett
 
 
 def reward_settings(
-    args: TASPOConfig,
+    args: Any,
     pool: EnvironmentPool,
     functions: Sequence[RewardFunction],
     weights: Sequence[float],
     names: Sequence[str],
-    extra: Mapping[str, Any],
     columns: Sequence[str] = (),
 ) -> RewardSettings:
     """Where the training reward comes from, for each environment."""
@@ -74,13 +70,12 @@ def reward_settings(
         weights=weights,
         names=names,
         invalid_action_penalty=args.invalid_action_penalty,
-        extra=extra,
         columns=columns,
     )
 
 
 def experience_settings(
-    args: TASPOConfig, model_window: int | None, *, has_reference: bool, has_entropy_bonus: bool
+    args: Any, model_window: int | None, *, has_reference: bool, has_entropy_bonus: bool
 ) -> ExperienceSettings:
     """What the stages after the rollout need to know."""
     return ExperienceSettings(
@@ -104,7 +99,7 @@ def experience_settings(
     )
 
 
-def configured_analyzer(args: TASPOConfig) -> Analyzer:
+def configured_analyzer(args: Any) -> Analyzer:
     """[`~taspo_trl.analyzer.LiteLLMAnalyzer`] when `analyzer_model` is set and used, else the embedded analyzer.
 
     Raises:

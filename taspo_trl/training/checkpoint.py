@@ -6,6 +6,7 @@ checkpoints may be pushed to the Hub without it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 from ..errors import ConfigurationError
 from ..loss.batches import LossRow, from_state, to_state
 
+
+logger = logging.getLogger(__name__)
 
 Buffer = list[list[list[LossRow]]]
 """For each micro-step of a rollout batch its micro-batches of rows."""
@@ -90,6 +93,32 @@ def load_state(folder: str | Path, process_index: int) -> TrainingState | None:
     # A push adds files and removes none: `last-checkpoint` on the Hub may still have the rows of an earlier one.
     buffer = _buffer(kept["buffer"]) if kept.get("step") == data["step"] else None
     return TrainingState(data["step"], buffer, data["layout"], data.get("logged", {}))
+
+
+def resumed_position(
+    checkpoint: str, state: TrainingState, layout: Mapping[str, int], micro_steps_per_rollout: int
+) -> tuple[int, Buffer | None]:
+    """(micro-steps taken, rows that are left of the rollout batch) of a run that resumes with `layout`.
+
+    Raises:
+        ConfigurationError: the checkpoint stands inside a rollout batch that was made for other settings.
+    """
+    per_rollout = state.layout["steps_per_generation"] * state.layout["num_iterations"]
+    num_rollouts, num_used = divmod(state.step, per_rollout)
+    if not num_used:  # between two batches, which other settings may have other micro-steps for
+        return num_rollouts * micro_steps_per_rollout, None
+    if dict(state.layout) != dict(layout):
+        raise ConfigurationError(
+            f"{checkpoint} stands in a partly used rollout batch made for {dict(state.layout)}, but the run has "
+            f"{dict(layout)}. Resume with the same settings, or from a checkpoint between two rollout batches."
+        )
+    if state.buffer is None:
+        logger.warning(
+            "%s does not hold the rows of its partly used rollout batch, which stay behind when a checkpoint goes "
+            "to the Hub. The tasks of that batch are played again, for the updates that are left of it.",
+            checkpoint,
+        )
+    return state.step, state.buffer
 
 
 def _load(path: Path) -> dict[str, Any]:

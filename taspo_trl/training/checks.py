@@ -12,7 +12,7 @@ from ..environments.base import Traits
 from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
-from ..evaluation.results import refuse_repeated
+from ..evaluation.play import refuse_repeated
 from ..rollout.contexts import ChatRenderer
 from ..rollout.rewards import REWARD_KEYWORDS
 from ..rollout.tasks import check_columns
@@ -28,7 +28,8 @@ def check_arguments(
     """Raise [`~taspo_trl.errors.ConfigurationError`] for trainer arguments that cannot work together."""
     if not isinstance(args, TASPOConfig):
         raise ConfigurationError(f"`args` must be a TASPOConfig, got {type(args).__name__}.")
-    if args.accelerator_config.split_batches:
+    accelerator_config: Any = args.accelerator_config
+    if accelerator_config.split_batches:
         raise ConfigurationError(
             "`accelerator_config` asks for `split_batches`, which divides a batch by the number of processes and "
             "tears groups apart. Leave it False: `per_device_train_batch_size` counts the episodes of one process."
@@ -66,7 +67,7 @@ def check_arguments(
             refuse_repeated(_column(data, "task_id"))
 
 
-def _check_dataset(args: TASPOConfig, train_dataset: Any, environment_factory: Any) -> None:
+def _check_dataset(args: Any, train_dataset: Any, environment_factory: Any) -> None:
     if train_dataset is None:
         raise ConfigurationError(
             "`train_dataset` is missing: one row for each task, for example `HouseholdEnvironment.dataset('train')`."

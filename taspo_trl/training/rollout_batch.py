@@ -117,9 +117,11 @@ class ExperienceMaker:
         *,
         sampling: SamplingSettings,
         seed: int,
-        draw: int,
+        rollout: int,
         step: int,
         layout: UpdateLayout,
+        num_steps: int = 0,
+        reward_keywords: Mapping[str, Any] | None = None,
         on_episode_end: Callable[[Trajectory], None] | None = None,
     ) -> Experience:
         """Play one group for each row and prepare the updates.
@@ -127,12 +129,14 @@ class ExperienceMaker:
         Args:
             rows (`Sequence[Mapping[str, Any]]`):
                 The tasks of the whole batch.
-            sampling (`SamplingSettings`), seed (`int`), draw (`int`), on_episode_end (`Callable`, *optional*):
+            sampling, seed, rollout, reward_keywords, on_episode_end:
                 As in [`~taspo_trl.rollout.groups.Collector.play`].
             step (`int`):
                 `global_step`, for the records.
             layout (`UpdateLayout`):
                 Which updates the batch feeds.
+            num_steps (`int`, *optional*, defaults to `0`):
+                Updates of the whole run, for schedules; 0 = unknown.
         """
         seconds: dict[str, float] = {}
         played: list[Trajectory] = []
@@ -144,9 +148,9 @@ class ExperienceMaker:
 
         try:
             with _timed(seconds, "time/rollout"):
-                collected = self.collector.play(rows, sampling, seed, draw, on_end)
+                collected = self.collector.play(rows, sampling, seed, rollout, reward_keywords, on_end)
         except BaseException:
-            self._keep_interrupted(played, draw, step)
+            self._keep_interrupted(played, rollout, step)
             raise
         trajectories = [member for one in collected for member in one.group.trajectories]
         rewards = [[t.reward if t.is_usable else None for t in one.group.trajectories] for one in collected]
@@ -155,7 +159,7 @@ class ExperienceMaker:
         guided: GuidanceBatch | None = None
         credits: dict[str, Credit] = {}
         try:
-            plan = self._plan(trajectories, advantages, derive_seed("deal", seed, draw), layout)
+            plan = self._plan(trajectories, advantages, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):
                 loss_rows = self.passes.with_logps(
@@ -173,8 +177,8 @@ class ExperienceMaker:
             raise
         finally:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
-            records = self._records(collected, guided, credits, draw, step)
-            self._write_records(records, draw)
+            records = self._records(collected, guided, credits, rollout, step)
+            self._write_records(records, rollout)
         calls, self.calls[:] = self.collector.gather(list(self.calls)), []
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
@@ -248,14 +252,14 @@ class ExperienceMaker:
         collected: Sequence[CollectedGroup],
         guided: GuidanceBatch | None,
         credits: Mapping[str, Credit],
-        draw: int,
+        rollout: int,
         step: int,
     ) -> list[TrajectoryRecord]:
         return [
             TrajectoryRecord(
                 trajectory=t,
                 group_id=one.group.group_id,
-                rollout=draw,
+                rollout=rollout,
                 step=step,
                 extraction=guided.extractions.get(one.group.group_id) if guided else None,
                 guidance=guided.guidance.get(t.uid) if guided else None,
@@ -265,21 +269,21 @@ class ExperienceMaker:
             for t in one.group.trajectories
         ]
 
-    def _write_records(self, records: Sequence[TrajectoryRecord], draw: int) -> None:
+    def _write_records(self, records: Sequence[TrajectoryRecord], rollout: int) -> None:
         if self.settings.records_folder is None or self.collector.process_index != 0:
             return
-        path = self.settings.records_folder / f"rollout_{draw:06d}.jsonl"
+        path = self.settings.records_folder / f"rollout_{rollout:06d}.jsonl"
         write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
 
-    def _keep_interrupted(self, played: Sequence[Trajectory], draw: int, step: int) -> None:
+    def _keep_interrupted(self, played: Sequence[Trajectory], rollout: int, step: int) -> None:
         """Write the episodes of a batch that broke off (an interrupt, a bug in a reward function): they are paid for.
 
         Their file ends in `.partial`: readers of the folder leave it alone, and it can be read by its name.
         """
         if self.settings.records_folder is None or not played:
             return
-        name = f"rollout_{draw:06d}-process{self.collector.process_index}.jsonl.partial"
-        records = [TrajectoryRecord(t, group_id_of(t.uid), rollout=draw, step=step) for t in played]
+        name = f"rollout_{rollout:06d}-process{self.collector.process_index}.jsonl.partial"
+        records = [TrajectoryRecord(t, group_id_of(t.uid), rollout=rollout, step=step) for t in played]
         path = self.settings.records_folder / name
         write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
         logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)

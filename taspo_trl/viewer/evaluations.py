@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..evaluation.results import EvaluationResult, Rate, compare
+from ..evaluation.results import EvaluationResult, compare
+from ..evaluation.statistics import Rate
 from .lenient import number, whole
 
 

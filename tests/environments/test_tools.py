@@ -44,7 +44,7 @@ def play(replies, factory=Counter, row=ROW, chat_template="qwen2_5", threshold=N
     try:
         (trajectory,) = play_episodes(
             plan_groups([row], 1, seed=0, draw=0, prefix="r"),
-            policy=policy,
+            engine=policy,
             pool=pool,
             renderer=ChatRenderer(tokenizer),
             settings=RolloutSettings(**settings),

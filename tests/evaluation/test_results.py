@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.evaluation.results import EvaluationResult, Play, bootstrap_macro, compare, evaluate_tasks, wilson_rate
+from taspo_trl.evaluation import EvaluationResult, Play, bootstrap_macro, compare, evaluate_tasks, wilson_rate
 from taspo_trl.generation import SamplingSettings
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings
@@ -49,7 +49,7 @@ def evaluate(renderer: ChatRenderer, rows: list[dict] | None = None, outcomes: A
     arguments = {"sampling": SamplingSettings(0.0), "rollout": RolloutSettings(), **kwargs}
     with open_pool(factory(ledger)) as pool:
         result = evaluate_tasks(
-            ROWS if rows is None else rows, policy=policy, pool=pool, renderer=renderer, **arguments
+            ROWS if rows is None else rows, engine=policy, pool=pool, renderer=renderer, **arguments
         )
     return result, policy, ledger
 

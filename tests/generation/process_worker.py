@@ -35,7 +35,7 @@ def main(url: str, folder: str) -> None:
             max_steps=2,
             ddp_backend="gloo",
         )
-    policy, submitted = trainer.engine.policy, []
+    policy, submitted = trainer.engine.engine, []
     submit = policy.submit
     policy.submit = lambda request: submitted.append(request.episode_uid) or submit(request)
     trainer.train()

@@ -1,4 +1,4 @@
-"""`TransformersPolicy` on a tiny random Llama: what is sampled, from what, and that the model stays as it was."""
+"""`TransformersEngine` on a tiny random Llama: what is sampled, from what, and that the model stays as it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings, TransformersPolicy
+from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings, TransformersEngine
 from taspo_trl.generation.frozen import frozen_mode
 from taspo_trl.types import FinishReason
 
@@ -54,8 +54,8 @@ def model() -> LlamaForCausalLM:
     return make_model().eval()
 
 
-def make_policy(model: Any, **kwargs: Any) -> TransformersPolicy:
-    return TransformersPolicy(model, **{"pad_token_id": PAD, "eos_token_ids": [END], **kwargs})
+def make_policy(model: Any, **kwargs: Any) -> TransformersEngine:
+    return TransformersEngine(model, **{"pad_token_id": PAD, "eos_token_ids": [END], **kwargs})
 
 
 def requests(*prompts: tuple[int, ...], max_new_tokens: int = 12) -> list[GenerationRequest]:
@@ -63,7 +63,7 @@ def requests(*prompts: tuple[int, ...], max_new_tokens: int = 12) -> list[Genera
 
 
 def generate(
-    policy: TransformersPolicy, asked: list[GenerationRequest], sampling: SamplingSettings = WARM, seed: int = 0
+    policy: TransformersEngine, asked: list[GenerationRequest], sampling: SamplingSettings = WARM, seed: int = 0
 ) -> list[Generation]:
     policy.begin(sampling, seed)
     futures = [policy.submit(one) for one in asked]

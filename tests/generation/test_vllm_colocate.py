@@ -1,4 +1,4 @@
-"""VLLMColocatePolicy on a faithful stand-in for vLLM's engine: continuous batches, failures, sleep."""
+"""VLLMColocateEngine on a faithful stand-in for vLLM's engine: continuous batches, failures, sleep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from taspo_trl.errors import ConfigurationError, ServiceError
 from taspo_trl.generation import GenerationRequest, SamplingSettings
-from taspo_trl.generation.vllm_colocate import VLLMColocatePolicy
+from taspo_trl.generation.vllm_colocate import VLLMColocateEngine
 from taspo_trl.generation.vllm_llm import ColocateWeights
 from taspo_trl.generation.weight_sync import WeightSync
 from taspo_trl.types import FinishReason
@@ -24,7 +24,7 @@ def started():
 
     def start(engine=None, **values):
         engine = engine or FakeEngine(**values)
-        policy = VLLMColocatePolicy(engine, make_parameters=make_parameters, stop_token_ids=[EOS])
+        policy = VLLMColocateEngine(engine, make_parameters=make_parameters, stop_token_ids=[EOS])
         policy.begin(SamplingSettings(), 0)
         made.append(policy)
         return engine, policy
@@ -128,7 +128,7 @@ def test_a_thread_that_cannot_start_answers_those_who_wait():
     def prepare():
         raise RuntimeError("no such device")
 
-    policy = VLLMColocatePolicy(
+    policy = VLLMColocateEngine(
         FakeEngine(), make_parameters=make_parameters, stop_token_ids=[EOS], prepare_thread=prepare
     )
     policy.begin(SamplingSettings(), 0)

@@ -13,8 +13,8 @@ from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.base import PromptTemplate
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.generation import GenerationRequest, SamplingSettings
-from taspo_trl.generation.vllm_colocate import VLLMColocatePolicy
-from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerPolicy
+from taspo_trl.generation.vllm_colocate import VLLMColocateEngine
+from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerEngine
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
@@ -54,7 +54,7 @@ class Walk(TextEnvironment):
 class TurnByTurn:
     """A policy as engines are called that generate for all at once: a barrier for each turn."""
 
-    def __init__(self, policy: VLLMServerPolicy):
+    def __init__(self, policy: VLLMServerEngine):
         self._policy = policy
         self._queue: list[tuple[GenerationRequest, Future]] = []
 
@@ -87,10 +87,10 @@ def fake() -> Iterator[FakeVLLM]:
 
 
 @pytest.fixture
-def policy(fake: FakeVLLM) -> Iterator[VLLMServerPolicy]:
+def policy(fake: FakeVLLM) -> Iterator[VLLMServerEngine]:
     server = VLLMServer(fake.url, 5.0)
     server.check()
-    yield VLLMServerPolicy(server, stop_token_ids=[EOS])
+    yield VLLMServerEngine(server, stop_token_ids=[EOS])
     server.close()
 
 
@@ -101,7 +101,7 @@ def engine(request, fake, policy):
         yield policy, lambda: len(fake.requests)
         return
     inside = FakeEngine(max_model_len=1024)
-    made = VLLMColocatePolicy(inside, make_parameters=make_parameters, stop_token_ids=[EOS])
+    made = VLLMColocateEngine(inside, make_parameters=make_parameters, stop_token_ids=[EOS])
     yield made, lambda: len(inside.params)
     made.close()
 
@@ -113,7 +113,7 @@ def play(policy, rows, num_generations=1, on_episode_end=None, **settings):
     try:
         return play_episodes(
             specs,
-            policy=policy,
+            engine=policy,
             pool=pool,
             renderer=ChatRenderer(byte_bpe()),
             settings=RolloutSettings(max_completion_length=4, model_window=1024, **settings),

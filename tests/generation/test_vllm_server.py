@@ -1,4 +1,4 @@
-"""VLLMServerPolicy over real HTTP: continuous, exact, bounded in time, and never with another server's weights."""
+"""VLLMServerEngine over real HTTP: continuous, exact, bounded in time, and never with another server's weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from taspo_trl.errors import ConfigurationError, ServiceError
 from taspo_trl.generation import GenerationRequest, SamplingSettings
 from taspo_trl.generation import vllm_server as module
-from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerPolicy
+from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerEngine
 from taspo_trl.types import FinishReason
 from tests.generation.fake_vllm import EOS, FakeVLLM, choice_of, wait_until
 from tests.launching import free_port
@@ -34,7 +34,7 @@ def started():
         server = VLLMServer(fake.url, timeout)
         made.append((fake, server))
         server.check()
-        policy = VLLMServerPolicy(server, stop_token_ids=[EOS], max_concurrency=max_concurrency)
+        policy = VLLMServerEngine(server, stop_token_ids=[EOS], max_concurrency=max_concurrency)
         policy.begin(SamplingSettings(), seed)
         return fake, policy, server
 
@@ -357,7 +357,7 @@ def test_close_leaves_no_thread_and_no_socket(started):
     with FakeVLLM(lambda body, number: "hang" if number == 0 else None) as fake:
         server = VLLMServer(fake.url, timeout=30.0)
         server.check()
-        policy = VLLMServerPolicy(server, stop_token_ids=[EOS])
+        policy = VLLMServerEngine(server, stop_token_ids=[EOS])
         policy.begin(SamplingSettings(), 0)
         hanging = policy.submit(request("k0"))
         assert wait_until(lambda: len(fake.requests) == 1)

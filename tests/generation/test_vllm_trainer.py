@@ -232,7 +232,7 @@ def test_a_server_that_dies_within_a_batch_stops_the_run_with_its_address(served
     fake = FakeVLLM(reply)
     trainer, fake, _ = served(fake=fake, max_steps=3)
     began = time.monotonic()
-    trainer.engine.policy._server.timeout = 2.0
+    trainer.engine.engine._server.timeout = 2.0
     with pytest.raises((ServiceError, RolloutError), match=fake.url):
         trainer.train()
     assert time.monotonic() - began < 20

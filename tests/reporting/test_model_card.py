@@ -16,7 +16,7 @@ from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.analyzer.llm.ledger import Totals
 from taspo_trl.environments import HouseholdEnvironment, TextEnvironment
 from taspo_trl.environments.base import traits_of
-from taspo_trl.evaluation.results import EvaluationResult, Play, Rate, wilson_rate
+from taspo_trl.evaluation import EvaluationResult, Play, Rate, wilson_rate
 from taspo_trl.reporting.card_facts import (
     adapter_settings,
     analyzer_use,

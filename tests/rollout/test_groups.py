@@ -83,7 +83,7 @@ class Team:
         self.scripts: dict[str, list[str]] = {}
         self.collectors = [
             Collector(
-                policy=policy,
+                engine=policy,
                 pool=EnvironmentPool({None: factory(self.ledger)}, "thread"),
                 renderer=renderer,
                 rollout=RolloutSettings(environment_timeout=30.0),
@@ -102,11 +102,11 @@ class Team:
         orders = self.scripts.get(f"{group}-{k}") or OUTCOMES[int(k[1:])]
         return act(orders[min(turn, len(orders) - 1)])[0]
 
-    def play(self, rows: list[dict] | None = None, draw: int = 0, **kwargs: Any) -> list[list[CollectedGroup]]:
+    def play(self, rows: list[dict] | None = None, rollout: int = 0, **kwargs: Any) -> list[list[CollectedGroup]]:
         """What each process gets."""
 
         def one(collector: Collector) -> list[CollectedGroup]:
-            return collector.play(ROWS if rows is None else rows, SamplingSettings(), 7, draw, **kwargs)
+            return collector.play(ROWS if rows is None else rows, SamplingSettings(), 7, rollout, **kwargs)
 
         with ThreadPoolExecutor(len(self.collectors)) as executor:
             futures = [executor.submit(one, collector) for collector in self.collectors]
@@ -182,12 +182,12 @@ def test_the_members_of_a_group_share_row_and_seed_on_all_processes(team):
 
 def test_processes_and_batches_sample_from_seeds_of_their_own(team):
     pair = team(2)
-    pair.play(draw=0)
-    pair.play(draw=1)
+    pair.play(rollout=0)
+    pair.play(rollout=1)
     seeds = [seed for policy in pair.policies for _, seed in policy.begun]
     assert len(set(seeds)) == 4
     again = team(2)
-    again.play(draw=0)
+    again.play(rollout=0)
     assert [policy.begun[0][1] for policy in again.policies] == [policy.begun[0][1] for policy in pair.policies]
 
 
@@ -209,7 +209,7 @@ def test_guidance_of_a_finished_group_starts_while_another_still_plays(renderer)
     stage = GuidanceStage(Telling())
     pool = EnvironmentPool({None: ScriptedEnvironment}, "thread")
     collector = Collector(
-        policy=ScriptedPolicy(renderer.tokenizer, reply),
+        engine=ScriptedPolicy(renderer.tokenizer, reply),
         pool=pool,
         renderer=renderer,
         rollout=RolloutSettings(),
@@ -285,7 +285,7 @@ def test_a_bug_in_a_reward_function_stops_the_batch_and_drops_its_guidance(team)
         made.play()
     [batch] = made.guidance()
     assert batch.guidance == {}
-    assert made.play(draw=1), "the pool and the stage work on"
+    assert made.play(rollout=1), "the pool and the stage work on"
 
 
 def test_a_reward_that_is_not_finite_takes_its_trajectory_out(team):
@@ -315,7 +315,7 @@ def test_none_values_of_a_row_reach_neither_reset_nor_the_record(renderer):
     ]
     pool = EnvironmentPool({None: Witness}, "thread")
     collector = Collector(
-        policy=ScriptedPolicy(renderer.tokenizer, {0: act("win")}),
+        engine=ScriptedPolicy(renderer.tokenizer, {0: act("win")}),
         pool=pool,
         renderer=renderer,
         rollout=RolloutSettings(),
@@ -341,7 +341,7 @@ def test_a_row_s_environment_selects_one_and_does_not_reach_reset(renderer):
     ledgers = {"a": Ledger(), "b": Ledger()}
     pool = EnvironmentPool({name: factory(ledger) for name, ledger in ledgers.items()}, "thread")
     collector = Collector(
-        policy=ScriptedPolicy(renderer.tokenizer, {0: act("win"), 1: act("lose")}),
+        engine=ScriptedPolicy(renderer.tokenizer, {0: act("win"), 1: act("lose")}),
         pool=pool,
         renderer=renderer,
         rollout=RolloutSettings(),

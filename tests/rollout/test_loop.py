@@ -38,8 +38,8 @@ def test_members_of_a_group_start_from_the_same_observation(renderer):
     rows = [{"gamefile": f"game {k}"} for k in range(3)]
     scripts = {k: act("go", "win") for k in range(4)}
 
-    def starts(seed: int, draw: int) -> list[list[str]]:
-        specs = plan_groups(rows, 4, seed, draw, prefix="r")
+    def starts(seed: int, rollout: int) -> list[list[str]]:
+        specs = plan_groups(rows, 4, seed, rollout, prefix="r")
         played = play(renderer, scripts, specs=specs, kind=scripted.Restless)
         return [[t.turns[0].observation for t in played[4 * g : 4 * g + 4]] for g in range(3)]
 

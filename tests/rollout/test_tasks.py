@@ -13,7 +13,7 @@ from taspo_trl.seeds import derive_seed
 
 
 def plan(rows, **values):
-    return plan_groups(rows, **{"num_generations": 3, "seed": 1, "draw": 0, "prefix": "r0", **values})
+    return plan_groups(rows, **{"num_generations": 3, "seed": 1, "rollout": 0, "prefix": "r0", **values})
 
 
 def test_every_row_is_played_by_a_group_of_equal_members():
@@ -33,7 +33,7 @@ def test_siblings_share_a_seed_and_groups_do_not():
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"draw": 1}])
+@pytest.mark.parametrize("change", [{"seed": 2}, {"rollout": 1}])
 def test_seed_and_draw_decide_the_seed_of_a_task(change):
     rows = [{"task_id": "a"}]
     assert plan(rows)[0].seed == plan(rows)[0].seed

@@ -114,7 +114,7 @@ def test_two_rollout_batches_in_one_step_are_averaged(tmp_path):
         made.train_dataset = made.train_dataset.select(range(2, 6))
         maker = made.experience_maker
         original = maker.make
-        maker.make = lambda rows, **keywords: original(rows, **{**keywords, "draw": keywords["draw"] + 1})
+        maker.make = lambda rows, **keywords: original(rows, **{**keywords, "rollout": keywords["rollout"] + 1})
 
     second, _ = gradient(tmp_path, per_device_train_batch_size=8, edit=skip_first_batch)
     assert_equal(both, {name: (first[name] + second[name]) / 2 for name in first})

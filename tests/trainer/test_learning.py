@@ -10,7 +10,7 @@ from rich.console import Console
 from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl.config import has_bf16_cpu
 from taspo_trl.environments import HouseholdEnvironment
-from taspo_trl.evaluation.results import compare
+from taspo_trl.evaluation import compare
 from taspo_trl.quickstart.policy import WarmStart, tiny_policy
 from taspo_trl.quickstart.run import Quickstart, run
 from taspo_trl.records import read_records

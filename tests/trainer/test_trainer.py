@@ -16,7 +16,7 @@ from taspo_trl.analyzer.base import AnalyzerReply
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import HouseholdEnvironment, ResetResult, StepResult, TextEnvironment
 from taspo_trl.errors import ConfigurationError, RolloutError
-from taspo_trl.evaluation.results import tasks_digest
+from taspo_trl.evaluation import tasks_digest
 from taspo_trl.guidance.stage import GuidanceStage
 from taspo_trl.records import read_records
 from taspo_trl.scoring.paired import PairedRow
@@ -432,15 +432,15 @@ def test_evaluation_plays_each_task_once_and_touches_nothing(tmp_path):
 
 def test_settings_of_an_evaluation_are_those_of_all_processes(tmp_path, monkeypatch):
     made, _ = scripted(tmp_path)
-    monkeypatch.setattr(type(made.accelerator), "num_processes", property(lambda self: 2))
-    monkeypatch.setattr(made, "_gather", lambda objects: objects)
-    result = made._play_evaluation(list(rows(3)))
+    maker = made.experience_maker
+    maker.collector = dataclasses.replace(maker.collector, num_processes=2, gather=lambda objects: objects)
+    result = made._play_held_out(list(rows(3)))
     assert len(result.plays) == 2, "the first process plays every other task"
     assert result.settings["num_tasks"] == 3 and result.settings["tasks_digest"] == tasks_digest(list(rows(3)))
-    first, third = made._play_evaluation([rows(1)[0]] * 3).plays
+    first, third = made._play_held_out([rows(1)[0]] * 3).plays
     assert third.task_id == f"{first.task_id}-3", "counted over the rows of all processes"
     with pytest.raises(ConfigurationError, match="stands 2 times"):  # dealt to different processes
-        made._play_evaluation([{"task_id": "a", **row} for row in rows(2)])
+        made._play_held_out([{"task_id": "a", **row} for row in rows(2)])
 
 
 def test_logged_means_of_nothing_are_json(tmp_path):

@@ -1,4 +1,4 @@
-"""Run by the environment that has vLLM: VLLMColocatePolicy on a real engine in this process; prints JSON."""
+"""Run by the environment that has vLLM: VLLMColocateEngine on a real engine in this process; prints JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(model: str) -> None:
 
     from taspo_trl.errors import ServiceError
     from taspo_trl.generation import GenerationRequest, SamplingSettings
-    from taspo_trl.generation.vllm_colocate import VLLMColocatePolicy
+    from taspo_trl.generation.vllm_colocate import VLLMColocateEngine
     from taspo_trl.generation.vllm_llm import parameter_maker
 
     llm = LLM(
@@ -25,7 +25,7 @@ def main(model: str) -> None:
         logprobs_mode="processed_logprobs",
         seed=0,
     )
-    policy = VLLMColocatePolicy(llm.llm_engine, make_parameters=parameter_maker(None), stop_token_ids=[2])
+    policy = VLLMColocateEngine(llm.llm_engine, make_parameters=parameter_maker(None), stop_token_ids=[2])
     prompts = [(1, 4093, 198, 19556 + k, 2, 198, 1, 520, 9531, 198) for k in range(6)]
     requests = [GenerationRequest(prompt, 6 + 6 * k, f"k{k}") for k, prompt in enumerate(prompts)]
     ends: list[int] = []

@@ -1,4 +1,4 @@
-"""VLLMColocatePolicy on a real engine of vLLM (on the CPU, which cannot take new weights)."""
+"""VLLMColocateEngine on a real engine of vLLM (on the CPU, which cannot take new weights)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VLLMServerPolicy and TASPOTrainer through the HTTP server of a real vLLM, on the CPU.
+"""VLLMServerEngine and TASPOTrainer through the HTTP server of a real vLLM, on the CPU.
 
 Weights are not loaded: TRL's client sends them through NCCL, and vLLM's CPU build cannot take them. Both copies of the
 model hold the same file instead, so that the engine is compared with the trainer's own model.
@@ -16,7 +16,7 @@ from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.errors import ConfigurationError, ServiceError
 from taspo_trl.generation import GenerationRequest, SamplingSettings, weight_transfer
-from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerPolicy
+from taspo_trl.generation.vllm_server import VLLMServer, VLLMServerEngine
 from taspo_trl.records import read_records
 from taspo_trl.types import FinishReason
 from tests.generation.recording import RecordingClient
@@ -45,7 +45,7 @@ def server(serving):
 
 @pytest.fixture
 def policy(server, tokenizer):
-    made = VLLMServerPolicy(server, stop_token_ids=[tokenizer.eos_token_id])
+    made = VLLMServerEngine(server, stop_token_ids=[tokenizer.eos_token_id])
     made.begin(SamplingSettings(), 0)
     return made
 
