@@ -1,24 +1,21 @@
-"""JSON over HTTP from an event loop of its own: reused connections, a time limit for every exchange, a clean end."""
+"""JSON over HTTP: reused connections, a time limit for every exchange, no answer without end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import threading
-import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from ..background import BodyTooLargeError, Exchanges, read_body
 from ..errors import ConfigurationError, MissingDependencyError, ServiceError
 
 
 # Below the 5 s after which vLLM's server closes an idle connection: else a request may go out on a dying one.
 _KEEP_ALIVE_SECONDS = 4.0
 _CONNECT_SECONDS = 10.0
-_END_SECONDS = 5.0
 _TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -27,7 +24,7 @@ class HTTPFailure(ServiceError):
 
     Args:
         kind (`str`):
-            `"connection"` (refused, reset, closed), `"timeout"`, `"status"` or `"body"` (not JSON).
+            `"connection"` (refused, reset, closed), `"timeout"`, `"status"` or `"body"` (not JSON, or too long).
         detail (`str`):
             What happened, with the beginning of the answer.
         status (`int`, *optional*):
@@ -60,21 +57,11 @@ class HTTPClient:
         self.base_url = base_url.rstrip("/")
         self.shown_url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")).rstrip("/")
         self._import_aiohttp()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sessions: list[Any] = []
-        self._close: Callable[[], object] = lambda: None
+        self._exchanges = Exchanges(_open_session)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Run a coroutine on the client's loop; cancelling the future cancels it."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=_run, args=(self._loop,), name="taspo-vllm-http", daemon=True)
-                thread.start()
-                # Also at garbage collection and at the end of the process.
-                self._close = weakref.finalize(self, _shut_down, self._loop, thread, self._sessions)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine on the loop; cancelling the future cancels it."""
+        return self._exchanges.start(work)
 
     async def get(self, path: str, timeout: float) -> Any:
         """The JSON that `path` answers; an empty answer is None."""
@@ -85,11 +72,8 @@ class HTTPClient:
         return await self._exchange("POST", path, json.dumps(body).encode(), timeout)
 
     def close(self) -> None:
-        """Cancel what runs, close the connections, end the thread. The next exchange would open them again."""
-        with self._lock:
-            close, self._close = self._close, lambda: None
-            self._loop, self._sessions = None, []
-        close()
+        """Cancel what runs, close the connections. The next exchange would open them again."""
+        self._exchanges.close()
 
     async def _exchange(self, method: str, path: str, body: bytes | None, timeout: float | None) -> Any:
         import aiohttp
@@ -99,9 +83,11 @@ class HTTPClient:
             async with (
                 asyncio.timeout(timeout),
                 # A redirect would turn a POST into a GET without a body.
-                self._open().request(method, url, data=body, allow_redirects=False) as response,
+                self._exchanges.session().request(method, url, data=body, allow_redirects=False) as response,
             ):
-                status, text = response.status, await response.read()
+                status, text = response.status, await read_body(response)
+        except BodyTooLargeError as error:
+            raise HTTPFailure("body", f"{path}: {error}") from None
         except aiohttp.ClientError as error:  # before TimeoutError: a host that takes no connection is both
             raise HTTPFailure("connection", f"{type(error).__name__}: {error}") from error
         except TimeoutError:
@@ -115,21 +101,6 @@ class HTTPClient:
         except (ValueError, RecursionError):
             raise HTTPFailure("body", f"{path} answered something that is not JSON: {_excerpt(text)}") from None
 
-    def _open(self) -> Any:
-        """The session of the loop, on which this runs."""
-        if not self._sessions:
-            import aiohttp
-
-            self._sessions.append(
-                aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    headers={"Content-Type": "application/json"},
-                )
-            )
-        return self._sessions[0]
-
     @staticmethod
     def _import_aiohttp() -> None:
         try:
@@ -140,32 +111,15 @@ class HTTPClient:
             ) from error
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
+def _open_session() -> Any:
+    import aiohttp
 
-
-def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, sessions: list[Any]) -> None:
-    if thread is threading.current_thread():  # collected by the last coroutine: the loop cannot wait for itself
-        loop.create_task(_wind_up(sessions)).add_done_callback(lambda _: loop.stop())
-        return
-    if thread.is_alive():  # a forked child has a copy of the loop but not the thread
-        with contextlib.suppress(TimeoutError, RuntimeError):
-            asyncio.run_coroutine_threadsafe(_wind_up(sessions), loop).result(_END_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_END_SECONDS)
-    if not loop.is_running():
-        loop.close()
-
-
-async def _wind_up(sessions: list[Any]) -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    for session in sessions:
-        await session.close()
-    await asyncio.sleep(0)  # transports close on the next turn of the loop
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Content-Type": "application/json"},
+    )
 
 
 def _excerpt(text: bytes) -> str:

@@ -1,6 +1,7 @@
 """Served indexes under faults: every search ends in time, with passages or with a named failure."""
 
 import asyncio
+import gzip
 import socket
 import threading
 import time
@@ -8,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from taspo_trl.background import background_loop
 from taspo_trl.environments import SearchQAEnvironment
 from taspo_trl.environments.search_qa.retrievers import BatchingRetriever, HTTPRetriever, RetrieverError
-from taspo_trl.environments.search_qa.retrievers.loop import background_loop
 from taspo_trl.errors import ConfigurationError, ServiceError
 from tests.environments.search_qa_servers import (
     FORMATS,
@@ -149,6 +150,34 @@ def test_one_bad_query_of_a_single_format_search_fails_it_and_leaves_no_request_
         while asyncio.all_tasks(background_loop()):  # the slow request is given up as well
             assert time.monotonic() - started < 10
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_answer_without_end_is_given_up_at_its_cap(wire_format, is_packed, monkeypatch):
+    monkeypatch.setattr("taspo_trl.background.MAX_BODY_BYTES", 2**16)
+    data = b'{"result": [[' + b" " * 2**20
+    long = gzip.compress(data) if is_packed else data
+    headers = [("Content-Encoding", "gzip")] if is_packed else []
+    with (
+        faulty(status(200, long, headers)) as server,
+        pytest.raises(RetrieverError, match="longer than 65536 bytes") as caught,
+    ):
+        client(server.url, wire_format).search(["q"], 1)
+    assert caught.value.cause == "bad_body"
+
+
+def test_a_search_under_way_ends_when_its_client_is_closed():
+    with faulty(hang) as server:
+        retriever = client(server.url, timeout=60, deadline=60)
+        with ThreadPoolExecutor(1) as threads:
+            search = threads.submit(retriever.search, ["q"], 1)
+            while not server.requests:
+                time.sleep(0.01)
+            retriever.close()
+            with pytest.raises(RetrieverError) as caught:
+                search.result(5)
+    assert caught.value.cause == "closed"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/y", "http://", ""])

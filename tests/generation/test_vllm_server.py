@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import os
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from taspo_trl.background import background_loop
 from taspo_trl.errors import ConfigurationError, ServiceError
 from taspo_trl.generation import GenerationRequest, SamplingSettings
 from taspo_trl.generation import vllm_server as module
@@ -60,7 +62,7 @@ def open_sockets() -> set[str]:
 
 
 def http_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("taspo-vllm")]
+    return [thread.name for thread in threading.enumerate() if thread.name in ("taspo-http", "taspo-vllm-http")]
 
 
 # ---- what is generated ----------------------------------------------------------------------------------------------
@@ -352,8 +354,9 @@ def test_passwords_in_the_address_are_not_shown():
     server.close()
 
 
-def test_close_leaves_no_thread_and_no_socket(started):
-    before, threads = open_sockets(), http_threads()
+def test_close_leaves_no_task_and_no_socket(started):
+    background_loop()  # its own sockets stay
+    before = open_sockets()
     with FakeVLLM(lambda body, number: "hang" if number == 0 else None) as fake:
         server = VLLMServer(fake.url, timeout=30.0)
         server.check()
@@ -366,19 +369,30 @@ def test_close_leaves_no_thread_and_no_socket(started):
         server.close()
         server.close()
         assert hanging.cancelled() or hanging.exception() is not None
-    assert http_threads() == threads
+    assert not asyncio.all_tasks(background_loop()) and len(http_threads()) == 1
     assert wait_until(lambda: open_sockets() <= before)
 
 
-def test_a_forgotten_client_ends_its_thread():
-    threads = http_threads()
+def test_a_forgotten_client_ends_its_connections():
+    background_loop()  # its own sockets stay
+    before = open_sockets()
     with FakeVLLM() as fake:
         server = VLLMServer(fake.url, timeout=5.0)
         server.check()
-        assert len(http_threads()) == len(threads) + 1
+        assert open_sockets() > before and len(http_threads()) == 1
         del server
         gc.collect()
-        assert wait_until(lambda: http_threads() == threads)
+        assert wait_until(lambda: not asyncio.all_tasks(background_loop()) and len(http_threads()) == 1)
+    assert wait_until(lambda: open_sockets() <= before)
+
+
+def test_an_answer_without_end_is_given_up_at_its_cap(started, monkeypatch):
+    monkeypatch.setattr("taspo_trl.background.MAX_BODY_BYTES", 2**16)
+    fake, policy, _ = started(lambda body, number: {"text": "x" * 2**20} if number == 0 else None)
+    with pytest.raises(ServiceError, match="longer than 65536 bytes"):
+        policy.submit(request("k0")).result(5)
+    assert len(fake.requests) == 1, "asking again would bring the same"
+    assert policy.submit(request("k1")).result(5).reply_ids
 
 
 def test_begin_gives_up_what_an_interrupted_batch_left(started):

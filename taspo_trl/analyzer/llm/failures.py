@@ -33,6 +33,7 @@ REMEDIES: Mapping[str, str] = {
     "server_error": "The endpoint has trouble.",
     "connection": "The connection broke.",
     "bad_response": "The endpoint's response is no chat completion.",
+    "too_large": "The endpoint's response is longer than 8 MB, which no answer is.",
 }
 
 _CREDIT = re.compile(
@@ -76,6 +77,8 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _kind(status: int | None, names: set[str], text: str) -> str:
+    if "TooLargeError" in names:
+        return "too_large"
     if names & {"ConnectionRefusedError", "gaierror", "ConnectTimeout", "ConnectionTimeoutError", "ConnectError"}:
         return "unreachable"
     if names & {"Timeout", "TimeoutError", "ReadTimeout", "APITimeoutError"} or status in (408, 504):

@@ -1,22 +1,15 @@
-"""The one place that calls LiteLLM: arguments in, a plain answer or a plain failure out.
-
-Calls run on an event loop of its own in a thread of its own. Only an event loop can give up a call at a point in time
-whatever the server does, and close its socket; and the loop being private, it works inside Jupyter's running loop, in
-threads and in scripts alike.
-"""
+"""The one place that calls LiteLLM: arguments in, a plain answer or a plain failure out."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import os
-import threading
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...background import Exchanges
 from ...redaction import Secret, redacted
 from .failures import Failure, failure_of
 from .providers import ModelFacts
@@ -24,6 +17,9 @@ from .providers import ModelFacts
 
 _GRACE_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
+MAX_BODY_BYTES = 8 * 2**20
+"""Of one response: 4,096 tokens, and thoughts of a hundred times as many, have room in it."""
+_MAX_COUNT = 10**9  # tokens of one call; more than that is a server's mistake, and too much for a database
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +68,10 @@ def model_facts(model: str, api_base: str | None = None) -> ModelFacts | None:
 
 
 class Transport:
-    """Sends requests through LiteLLM. The thread and the connections begin with the first request."""
+    """Sends requests through LiteLLM. The connections begin with the first request."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._runner: _Runner | None = None
-        self._pid = os.getpid()
+        self._exchanges = Exchanges(_Connections)
         self._is_closed = False
 
     def send(self, arguments: Mapping[str, Any], timeout: float, key: Secret) -> RawAnswer | Failure:
@@ -91,10 +85,9 @@ class Transport:
             key (`Secret`):
                 Empty = LiteLLM takes it from the environment.
         """
-        runner = self._open()
-        if runner is None:
+        if self._is_closed:
             return Failure("closed", "the analyzer is closed")
-        future = asyncio.run_coroutine_threadsafe(_complete(runner, arguments, timeout, key), runner.loop)
+        future = self._exchanges.start(_complete(self._exchanges, arguments, timeout, key))
         try:
             return future.result(timeout + _GRACE_SECONDS)
         except concurrent.futures.CancelledError:
@@ -104,91 +97,74 @@ class Transport:
             return Failure("timeout", f"no answer within {timeout:g} s")
 
     def close(self) -> None:
-        """Give up what is in flight, close the connections, end the thread. May be called twice."""
-        with self._lock:
-            runner, self._runner, self._is_closed = self._runner, None, True
-        if runner is not None:
-            runner.finalizer()
-
-    def _open(self) -> _Runner | None:
-        with self._lock:
-            if self._pid != os.getpid():  # a forked child has neither the thread nor the sockets
-                self._runner, self._pid = None, os.getpid()
-            if self._runner is None and not self._is_closed:
-                self._runner = _Runner()
-            return self._runner
+        """Give up what is in flight, close the connections. May be called twice."""
+        self._is_closed = True
+        self._exchanges.close()
 
 
-class _Runner:
-    """An event loop in a daemon thread, with the HTTP session of its calls."""
+class _Connections:
+    """The session that all calls share, so that closing it closes every connection of ours and no one else's."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(_keeping_tasks())
-        thread = threading.Thread(target=_run, args=(self.loop,), name="taspo-analyzer", daemon=True)
-        thread.start()
-        self._sessions: list[Any] = []
-        # Also at garbage collection and at the end of the process: an open session complains on stderr.
-        self.finalizer = weakref.finalize(self, _shut_down, self.loop, thread, self._sessions)
+        self.session = _capped_session()
 
-    def http_session(self) -> Any:
-        """The session that all calls share, so that closing it closes every connection of ours and no one else's."""
-        if not self._sessions:
-            import aiohttp
-
-            self._sessions.append(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
-        return self._sessions[0]
+    async def close(self) -> None:
+        # LiteLLM keeps clients by provider and loop: the next analyzer's calls would come to one without a session.
+        cache: Any = getattr(litellm_module(), "in_memory_llm_clients_cache", None)
+        for name, client in list(getattr(cache, "cache_dict", {}).items()):
+            http_client = getattr(client, "client", None) or getattr(client, "_client", None)
+            if getattr(getattr(http_client, "_transport", None), "client", None) is self.session:
+                cache.delete_cache(name)
+        await self.session.close()
 
 
-def _keeping_tasks() -> Callable[..., asyncio.Task]:
-    """A task factory that holds on to its tasks: LiteLLM forgets one when it is used from another loop too."""
-    kept: set[asyncio.Task] = set()
+def _capped_session() -> Any:
+    """An aiohttp session whose responses end at `MAX_BODY_BYTES`."""
+    import aiohttp
 
-    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task:
-        task = asyncio.Task(coroutine, loop=loop, **options)
-        kept.add(task)
-        task.add_done_callback(kept.discard)
-        return task
+    class TooLargeError(aiohttp.ClientPayloadError):
+        pass
 
-    return make
+    class Capped:
+        """The body of a response, up to its cap: whoever reads it holds no more."""
 
+        def __init__(self, content: Any):
+            self._content = content
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._content, name)
 
+        async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+            async for chunk in self._content.iter_chunked(size):
+                if self._content.total_bytes > MAX_BODY_BYTES:
+                    raise TooLargeError(f"the response is longer than {MAX_BODY_BYTES} bytes")
+                yield chunk
 
-def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, sessions: list[Any]) -> None:
-    if thread.is_alive() and not loop.is_closed():  # a forked child has a copy of the loop but not the thread
-        try:
-            asyncio.run_coroutine_threadsafe(_wind_up(loop, sessions), loop).result(_GRACE_SECONDS)
-        except (TimeoutError, concurrent.futures.CancelledError, RuntimeError):
-            logging.getLogger(__name__).debug("the analyzer's connections could not be closed in time")
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_GRACE_SECONDS)
-    if not loop.is_running() and not loop.is_closed():
-        loop.close()
+        async def read(self, size: int = -1) -> bytes:
+            if size >= 0:
+                return await self._content.read(size)
+            return b"".join([chunk async for chunk in self.iter_chunked(2**16)])
 
+    class Response(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> Any:
+            await super().start(connection)
+            if self.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise TooLargeError("the response is packed, although it was asked not to be: its length is not known")
+            self.content = Capped(self.content)  # type: ignore[assignment]
+            return self
 
-async def _wind_up(loop: asyncio.AbstractEventLoop, sessions: list[Any]) -> None:
-    for session in sessions:
-        await session.close()
-    # LiteLLM keeps a task for logging on the loop.
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await loop.shutdown_asyncgens()
-    await loop.shutdown_default_executor()
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), response_class=Response)
 
 
-async def _complete(runner: _Runner, arguments: Mapping[str, Any], timeout: float, key: Secret) -> RawAnswer | Failure:
+async def _complete(
+    exchanges: Exchanges, arguments: Mapping[str, Any], timeout: float, key: Secret
+) -> RawAnswer | Failure:
     try:
         # The client's own limits come first, so that it can tell a host that does not answer from a slow answer.
         inner = timeout - min(0.5, 0.1 * timeout)
         async with asyncio.timeout(timeout):
-            response = await litellm_completion(arguments, inner, key, runner.http_session())
-        return _answer_of(response)
+            response = await litellm_completion(arguments, inner, key, exchanges.session().session)
+        return _answer_of(response, key)
     except Exception as error:  # LiteLLM raises anything, plain Exception included; a failed call is data
         failure = failure_of(error)
         text = failure.text or f"no answer within {timeout:g} s"
@@ -207,12 +183,13 @@ async def litellm_completion(arguments: Mapping[str, Any], timeout: float, key: 
         # Of LiteLLM (whose retries need a package that it does not require) and of the OpenAI client below it.
         num_retries=0,
         max_retries=0,
+        extra_headers={"Accept-Encoding": "identity"},  # a packed response may be a thousand times as long
         shared_session=session,
     )
 
 
-def _answer_of(response: Any) -> RawAnswer | Failure:
-    """The plain parts of LiteLLM's response."""
+def _answer_of(response: Any, key: Secret) -> RawAnswer | Failure:
+    """The plain parts of LiteLLM's response, without the key: a server may say it back in a good answer too."""
     if not getattr(response, "choices", None):
         return Failure("bad_response", "the response holds no choices")
     choice = response.choices[0]
@@ -220,7 +197,7 @@ def _answer_of(response: Any) -> RawAnswer | Failure:
     hidden = getattr(response, "_hidden_params", None) or {}
     prompt_tokens, completion_tokens = _counts_of(getattr(response, "usage", None))
     return RawAnswer(
-        text=_text_of(getattr(message, "content", None)),
+        text=redacted(_text_of(getattr(message, "content", None)), key),
         finish_reason=str(choice.finish_reason or "stop"),
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -237,11 +214,11 @@ def _text_of(content: Any) -> str:
 
 
 def _counts_of(usage: Any) -> tuple[int | None, int | None]:
-    """(prompt tokens, completion tokens); None for both when the server counted nothing, which LiteLLM shows as 0."""
+    """(prompt tokens, completion tokens); None where the server counted nothing (LiteLLM shows 0) or nonsense."""
     counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (value if isinstance(value, int) and value >= 0 else None for value in counts)
+    prompt, completion = (value if isinstance(value, int) and 0 <= value <= _MAX_COUNT else None for value in counts)
     return (prompt, completion) if prompt else (None, None)
 
 
 def _cost(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value > 0 else None
+    return float(value) if isinstance(value, int | float) and 0 < value <= _MAX_COUNT else None

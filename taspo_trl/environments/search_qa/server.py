@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...background import run
 from ...errors import ConfigurationError
 from .retrievers.base import Retriever, RetrieverError
 from .retrievers.batching import BatchingRetriever
 from .retrievers.http import DEFAULT_PATH, import_aiohttp
-from .retrievers.loop import run
 from .retrievers.open import open_retriever
 from .retrievers.wire import WireError, decode_request, encode_result
 

@@ -30,7 +30,7 @@ class RetrieverError(ServiceError):
     """A retriever gave no usable answer; ends the episode with `StopReason.SERVICE_ERROR`.
 
     `cause` is a short name for counting: `connection`, `timeout`, `deadline`, `queue_timeout`, `http_<status>`,
-    `bad_body` or `wrong_count`.
+    `bad_body`, `wrong_count` or `closed`.
     """
 
     cause: str = "unknown"

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
+import functools
 import json
-import os
 import random
-import weakref
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from typing import Any, get_args
 from urllib.parse import urlsplit, urlunsplit
 
+from ....background import BodyTooLargeError, Exchanges, read_body
 from ....errors import ConfigurationError, MissingDependencyError
 from ..passages import Passage
 from .base import RetrieverError, check_topk
-from .loop import background_loop, run
 from .wire import WireError, WireFormat, decode_result, encode_request
 
 
 DEFAULT_PATH = "/retrieve"
-MAX_BODY_BYTES = 64 * 2**20
 MAX_BACKOFF_SECONDS = 8.0
 # Answers that a repeat may turn into better ones; every other status below 500 will be given again.
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
@@ -111,7 +109,7 @@ class HTTPRetriever:
         self.failures: Counter[str] = Counter()
         """Failed attempts by cause, those that a repeat made good included."""
         self._jitter = random.Random()  # of its own: retries must not move the random numbers of the training run
-        self._connections: _Connections | None = None
+        self._exchanges = Exchanges(functools.partial(_Connections, max_connections))
 
     def __repr__(self) -> str:
         return f"HTTPRetriever({_public(self.url)!r}, wire_format={self.wire_format!r})"
@@ -132,12 +130,13 @@ class HTTPRetriever:
         check_topk(topk)
         if not queries:
             return []
-        return run(self._search(list(queries), topk))
+        try:
+            return self._exchanges.run(self._search(list(queries), topk))
+        except CancelledError:
+            raise RetrieverError.of("closed", f"The retriever at {_public(self.url)} was closed meanwhile.") from None
 
     def close(self) -> None:
-        connections, self._connections = self._connections, None
-        if connections is not None:
-            connections.close()
+        self._exchanges.close()
 
     async def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
         parts = [queries[start : start + self.max_queries] for start in range(0, len(queries), self.max_queries)]
@@ -154,7 +153,7 @@ class HTTPRetriever:
         failures: list[_Failure] = []
         started = asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.deadline), self._open().places:
+            async with asyncio.timeout(self.deadline), self._exchanges.session().places:
                 while len(failures) < self.max_attempts:
                     try:
                         answer = await self._attempt(body)
@@ -178,9 +177,11 @@ class HTTPRetriever:
             async with (
                 asyncio.timeout(self.timeout),
                 # A redirect would turn the request into a GET without a body.
-                self._open().session.post(self.url, data=body, allow_redirects=False) as response,
+                self._exchanges.session().session.post(self.url, data=body, allow_redirects=False) as response,
             ):
-                text = await _read_body(response)
+                text = (await read_body(response)).decode("utf-8", errors="replace")
+        except BodyTooLargeError as error:
+            raise _Failure("bad_body", str(error)) from None
         except TimeoutError:
             raise _Failure("timeout", f"no complete answer within {self.timeout:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -196,15 +197,6 @@ class HTTPRetriever:
         """Seconds before the next attempt; scattered, so that many clients do not come back all at once."""
         doubled = min(self.backoff * 2 ** (num_failures - 1), MAX_BACKOFF_SECONDS)
         return max(doubled * self._jitter.uniform(0.5, 1.5), retry_after or 0.0)
-
-    def _open(self) -> _Connections:
-        """The connections of the running loop, opened at the first search."""
-        loop = asyncio.get_running_loop()
-        if self._connections is None or self._connections.loop is not loop:  # after a fork the loop is another one
-            self._connections = _Connections(self.max_connections)
-            weakref.finalize(self, self._connections.close).atexit = False
-            _all_connections.add(self._connections)
-        return self._connections
 
     def _error(self, failures: list[_Failure], seconds: float) -> RetrieverError:
         where = f"The retriever at {_public(self.url)}"
@@ -223,11 +215,10 @@ class HTTPRetriever:
 
 
 class _Connections:
-    """An open HTTP session and the places for requests on it. Made and used on the background loop only."""
+    """An open HTTP session and the places for requests on it."""
 
     def __init__(self, max_connections: int):
         aiohttp = import_aiohttp()
-        self.loop = asyncio.get_running_loop()
         self.places = asyncio.Semaphore(max_connections)
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=max_connections),
@@ -235,45 +226,8 @@ class _Connections:
             headers={"Content-Type": "application/json"},
         )
 
-    def close(self) -> None:
-        """Close the session from any thread, without waiting for it."""
-        if not self.session.closed and self.loop is background_loop():
-            asyncio.run_coroutine_threadsafe(self.session.close(), self.loop)
-
-
-_all_connections: weakref.WeakSet[_Connections] = weakref.WeakSet()
-
-
-_inherited: list[_Connections] = []
-
-
-@atexit.register
-def _close_all() -> None:
-    # Registered after the loop's own end, hence run before it.
-    for connections in list(_all_connections):
-        connections.close()
-
-
-def _keep_inherited() -> None:
-    # In a forked child. Freed there, these connections would take themselves off the poll list that the child shares
-    # with its parent, and the parent would not hear of its answers any more.
-    _inherited.extend(_all_connections)
-    _all_connections.clear()
-
-
-os.register_at_fork(after_in_child=_keep_inherited)
-
-
-async def _read_body(response: Any) -> str:
-    """The text of an answer, refused where it does not come to an end."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_chunked(2**16):
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise _Failure("bad_body", f"the answer is longer than {MAX_BODY_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks).decode("utf-8", errors="replace")
+    async def close(self) -> None:
+        await self.session.close()
 
 
 def _status_failure(status: int, retry_after: str | None, text: str) -> _Failure:
