@@ -37,20 +37,21 @@ def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> tor
             slope = _times(s, -gap)
             value = slope
         else:
-            over = _log_mixture(gap, beta)  # log M - log S
-            slope = (1 - beta) * _times(s, -over)
-            value = beta * _times(t, gap - over) + slope
+            from_s, from_t = _log_mixture(gap, beta)
+            slope = (1 - beta) * _times(s, -from_s)
+            value = beta * _times(t, -from_t) + slope
         value = value.sum(-1)
     # slope is the derivative with respect to log S, up to a multiple of S, which does not move a distribution.
     moving = torch.where(log_s > -math.inf, student - log_s, 0.0)
     return value + (slope * moving).sum(-1)
 
 
-def _log_mixture(gap: torch.Tensor, beta: float) -> torch.Tensor:
-    """log((1 - beta) + beta * exp(gap)), 0 exactly for gap 0, without overflow."""
+def _log_mixture(gap: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """log M - log S and log M - log T of gap = log T - log S; 0 exactly for gap 0, without overflow."""
     below = torch.log1p(beta * torch.expm1(gap.clamp(max=0.0)))
-    above = gap + torch.log1p((1 - beta) * torch.expm1(-gap.clamp(min=0.0)))
-    return torch.where(gap > 0, above, below)
+    above = torch.log1p((1 - beta) * torch.expm1(-gap.clamp(min=0.0)))
+    is_above = gap > 0
+    return torch.where(is_above, gap + above, below), torch.where(is_above, above, below - gap)
 
 
 def _times(probabilities: torch.Tensor, logs: torch.Tensor) -> torch.Tensor:

@@ -319,6 +319,14 @@ def test_top_k_of_the_whole_vocabulary_is_the_whole_distribution():
         torch.testing.assert_close(values.grad, full)
 
 
+@pytest.mark.parametrize("beta", [0.3, 0.5])
+def test_what_only_one_branch_holds_for_possible_counts_finitely(beta):
+    ours, theirs = torch.log(tensor(0.5, 0.5, 0.0)), torch.log(tensor(0.0, 0.5, 0.5))
+    found = divergence(ours[None], theirs[None], beta).item()
+    kept = beta * math.log(1 / beta) / 2 + (1 - beta) * math.log(1 / (1 - beta)) / 2
+    assert found == pytest.approx(kept, abs=1e-12)  # the outcome that both hold adds nothing: M is 1/2 there
+
+
 def test_far_branches_stay_finite_in_float32():
     ours = torch.tensor([[0.0, 300.0, -300.0]]).requires_grad_()
     teacher = Branch(tensor(0.0), all_logps=torch.log_softmax(torch.tensor([[250.0, -100.0, 0.0]]), -1))
