@@ -97,6 +97,27 @@ def test_off_centre_supports_by_hand():
 
 
 @pytest.mark.parametrize(
+    ("support", "advantage", "weights"),
+    [
+        ([0.5, -0.5], 1.0, [1.152319, 0.847681]),
+        ([1.0, 0.0, -1.0], 1.0, [1.192806, 1.0, 0.807194]),
+        ([1.0, 0.0, 0.0, 0.0], 1.0, [1.205090, *[0.931637] * 3]),
+        ([1.0, 0.0, 0.0, 0.0], -1.0, [0.794910, *[1.068363] * 3]),
+        ([2.0, -1.5], 1.0, [1.199636, 0.800364]),
+    ],
+)
+def test_weights_of_the_card(support, advantage, weights):
+    assert credit_weights(support, advantage) == pytest.approx(weights, abs=1e-6)
+    assert credit_weights([d + 7 for d in support], advantage) == pytest.approx(weights, abs=1e-6)
+
+
+def test_token_pool_of_the_card():
+    first, second = token_weights([[1.0, 0.0], [-1.0]], 1.0)
+    assert first == pytest.approx([1.192806, 1.0], abs=1e-6)
+    assert second == pytest.approx([0.807194], abs=1e-6)
+
+
+@pytest.mark.parametrize(
     ("support", "advantage"),
     [
         ([0.5, -0.5], 0.0),
