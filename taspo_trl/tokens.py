@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from .markup import markup_of, tags_as_text
 
 
 ACTION_TAGS = ("action", "search", "answer")
@@ -129,6 +131,8 @@ def action_masks(
     reply_text: str | None = None,
     tags: tuple[str, ...] = ACTION_TAGS,
     every: bool = False,
+    find: Callable[[str], tuple[ActionBlock, ...]] | None = None,
+    kept: tuple[str, ...] = (),
 ) -> ActionMasks:
     """The two masks of a reply's action: with its tags (see [`action_token_mask`]) and without them.
 
@@ -136,20 +140,35 @@ def action_masks(
     example one that was cut, has an empty action mask; its content is then all that follows its first opening tag.
     A token that a tokenizer glued from a tag and its content (`>look`) is part of both.
 
-    Args: as of [`action_token_mask`].
+    Args:
+        tokenizer, reply_ids, reply_text, tags, every:
+            As of [`action_token_mask`].
+        find (`Callable`, *optional*):
+            Finds the executed blocks of a text, for notations other than tags. The content mask then covers their
+            contents alone.
+        kept (`tuple[str, ...]`, *optional*):
+            Texts of special tokens that are part of a reply's text, besides the tags.
 
     Returns:
         [`ActionMasks`]: (action, content).
     """
-    ids = [int(i) for i in reply_ids]
-    text = _decode(tokenizer, ids) if ids else ""
-    blocks = find_actions(text, tags, every)
+    tags, ids = tuple(tags), [int(i) for i in reply_ids]
+    kept = (*tags_as_text(tags), *kept)
+    blocks_in = find or (lambda text: find_actions(text, tags, every))
+
+    def contents_in(text: str) -> list[tuple[int, int]]:
+        if find is None:
+            return _contents(text, tags)
+        return [(block.content_start, block.content_end) for block in find(text)]
+
+    text = decode_reply(tokenizer, ids, kept) if ids else ""
+    blocks = blocks_in(text)
     recorded = reply_text or ""
-    if not blocks and ids and (lost := find_actions(recorded, tags, every)):
+    if not blocks and ids and recorded != text and (lost := blocks_in(recorded)):
         action = _located(tokenizer, ids, recorded, [(block.start, block.end) for block in lost])
-        return ActionMasks(action, _located(tokenizer, ids, recorded, _contents(recorded, tags)))
-    contents = _contents(text, tags)
-    spans = token_spans(tokenizer, ids) if contents else [(0, 0)] * len(ids)
+        return ActionMasks(action, _located(tokenizer, ids, recorded, contents_in(recorded)))
+    contents = contents_in(text)
+    spans = token_spans(tokenizer, ids, kept) if blocks or contents else [(0, 0)] * len(ids)
     action = _overlapping(spans, [(block.start, block.end) for block in blocks])
     return ActionMasks(action, _overlapping(spans, contents))
 
@@ -214,42 +233,97 @@ def _located(tokenizer: Any, ids: list[int], text: str, ranges: Iterable[tuple[i
     return mask
 
 
-def token_spans(tokenizer: Any, ids: Sequence[int]) -> list[tuple[int, int]]:
+def token_spans(tokenizer: Any, ids: Sequence[int], kept: tuple[str, ...] = ()) -> list[tuple[int, int]]:
     """For each id the half-open character range that it takes part in.
 
-    The ranges refer to `tokenizer.decode(ids, skip_special_tokens=True)`. No id is trusted to decode alone: ids that
-    only together make a character share one range. Ids without text, such as special tokens, get an empty one.
+    The ranges refer to [`decode_reply`]. No id is trusted to decode alone: ids that only together make a character
+    share one range. Ids without text, such as end tokens, get an empty one. Time is linear in the number of ids for
+    decoders that look back by no more than a character or a run of bytes; replies that another decoder prints are
+    located up to 4,096 tokens, and all ranges of a longer one are empty.
     """
-    ids = list(ids)
-    whole = _decode(tokenizer, ids)
-    groups = _window_groups(tokenizer, ids)
+    silent = markup_of(tokenizer, kept).silent
+    visible = [i for i in ids if i not in silent]
+    whole = _decode(tokenizer, visible)
+    groups = _window_groups(tokenizer, visible)
     if "".join(text for _, text in groups) != whole:
-        groups = _prefix_groups(tokenizer, ids, whole)
-    spans: list[tuple[int, int]] = []
+        groups = _run_groups(tokenizer, visible)
+    if "".join(text for _, text in groups) != whole:
+        groups = _prefix_groups(tokenizer, visible, whole) if len(visible) <= _MAX_PREFIXES else []
+    shown: list[tuple[int, int]] = []
     position = 0
     for size, text in groups:
-        for i in ids[len(spans) : len(spans) + size]:
-            is_silent = size > 1 and is_special(tokenizer, i)
-            spans.append((position, position if is_silent else position + len(text)))
+        shown.extend([(position, position + len(text))] * size)
         position += len(text)
+    shown.extend([(position, position)] * (len(visible) - len(shown)))
+    upcoming, last = iter(shown), 0
+    spans = []
+    for i in ids:
+        if i in silent:
+            spans.append((last, last))
+        else:
+            spans.append(next(upcoming))
+            last = spans[-1][1]
     return spans
+
+
+_MAX_OPEN = 16
+"""Ids that wait for the rest of a character; a character has no more than four bytes."""
+_MAX_PREFIXES = 4096
 
 
 def _window_groups(tokenizer: Any, ids: list[int]) -> list[tuple[int, str]]:
     """(number of ids, their joint text) in order, each group decoded behind the one before it: linear time."""
     groups: list[tuple[int, str]] = []
-    context = 0  # where the group before the open ids begins
+    context = start = 0  # where the group before the open ids begins, where these begin
     before = ""
     texts: list[str] = []  # of the context and the first, the first two, ... open ids
     for end in range(1, len(ids) + 1):
         texts.append(_decode(tokenizer, ids[context:end]))
-        if texts[-1].endswith(_REPLACEMENT) and end < len(ids):
+        is_whole = end == len(ids) or not texts[-1].endswith(_REPLACEMENT)
+        if not is_whole and len(texts) < _MAX_OPEN:
             continue  # probably not yet a whole character
-        groups.extend(_settled_groups(texts, len(before)))
-        context = end - groups[-1][0]
-        before = _decode(tokenizer, ids[context:end])
-        texts = []
+        settled = _settled_groups(texts, len(before))
+        if not is_whole:  # bytes that are none: the last few may still become a character
+            settled = _leading(settled, len(texts) - 4) or settled
+        groups.extend(settled)
+        start += sum(size for size, _ in settled)
+        context = start - settled[-1][0]
+        before = _decode(tokenizer, ids[context:start])
+        texts = [_decode(tokenizer, ids[context:k]) for k in range(start + 1, end + 1)]
     return groups
+
+
+def _leading(groups: list[tuple[int, str]], size: int) -> list[tuple[int, str]]:
+    """The first groups that hold no more than `size` ids together."""
+    kept, total = [], 0
+    for group in groups:
+        total += group[0]
+        if total > size:
+            break
+        kept.append(group)
+    return kept
+
+
+def _run_groups(tokenizer: Any, ids: list[int]) -> list[tuple[int, str]]:
+    """As [`_window_groups`], for decoders that judge a whole run of byte tokens at once (sentencepiece)."""
+    is_byte = [_BYTE.fullmatch(token or "") is not None for token in tokenizer.convert_ids_to_tokens(ids)]
+    groups: list[tuple[int, str]] = []
+    start = 0
+    while start < len(ids):
+        end = start + 1
+        while is_byte[start] and end < len(ids) and is_byte[end]:
+            end += 1
+        before = _decode(tokenizer, ids[start - 1 : start]) if start else ""
+        text = _decode(tokenizer, ids[max(0, start - 1) : end])[len(before) :]
+        if end - start > 1 and len(text) != end - start:
+            groups.extend(_window_groups(tokenizer, ids[start:end]))
+        else:  # one token; or a run that is no text, of which each byte is one replacement character
+            groups.extend((1, one) for one in ([text] if end - start == 1 else text))
+        start = end
+    return groups
+
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _prefix_groups(tokenizer: Any, ids: list[int], whole: str) -> list[tuple[int, str]]:
@@ -278,12 +352,24 @@ def _settled_groups(texts: list[str], position: int) -> list[tuple[int, str]]:
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def is_special(tokenizer: Any, token_id: int) -> bool:
-    """Whether an id is printed only when special tokens are."""
-    return not _decode(tokenizer, [token_id]) and bool(tokenizer.decode([token_id]))
+def decode_reply(tokenizer: Any, ids: Sequence[int], kept: tuple[str, ...] = ()) -> str:
+    """A reply's text as the executor reads it, the masks locate it and the records show it.
+
+    Without end, padding and role tokens only: tags stay, also where a tokenizer has them as special tokens.
+
+    Args:
+        tokenizer:
+            A Hugging Face tokenizer.
+        ids (`Sequence[int]`):
+            Ids of a reply.
+        kept (`tuple[str, ...]`, *optional*):
+            Texts of tokens that are never left out: see [`~taspo_trl.markup.markup_of`].
+    """
+    silent = markup_of(tokenizer, kept).silent
+    return _decode(tokenizer, [i for i in ids if i not in silent])
 
 
 def _find(ids: list[int], wanted: list[int], start: int = 0) -> int | None:

@@ -11,7 +11,7 @@ import taspo_trl
 
 PACKAGE = Path(taspo_trl.__file__).parent
 ORDER = (
-    ("errors", "types", "seeds", "files", "redaction", "background", "tokens", "version", "options"),
+    ("errors", "types", "seeds", "files", "redaction", "background", "markup", "tokens", "version", "options"),
     ("rows", "records", "checkpoints"),
     ("environments",),
     ("generation",),

@@ -132,6 +132,12 @@ class TestRecordedText:
         """A tokenizer that prints nothing for the ids in `drop`, but knows their text when encoding."""
 
         class Lossy:
+            def __len__(self):
+                return len(tokenizer)
+
+            def __getattr__(self, name):
+                return getattr(tokenizer, name)
+
             def decode(self, ids, **kwargs):
                 return tokenizer.decode([i for i in ids if i not in drop], **kwargs)
 

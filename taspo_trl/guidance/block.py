@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..markup import block_markup
 from ..tokens import ACTION_TAGS
 from ..types import Rejection, Statement
 
@@ -44,11 +45,9 @@ class Composer:
         self._tokenizer = tokenizer
         tags = "|".join(re.escape(tag) for tag in {*ACTION_TAGS, *action_tags})
         self._tags = re.compile(rf"</?(?:{tags})>", re.IGNORECASE)
-        added: dict[str, int] = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
-        self._special_texts = sorted(
-            {text for text in (*tokenizer.all_special_tokens, *added) if text.strip()}, key=len, reverse=True
-        )
-        self._special_ids = {*tokenizer.all_special_ids, *added.values()}
+        markup = block_markup(tokenizer)
+        self._special_texts = sorted((text for text in markup if text.strip()), key=len, reverse=True)
+        self._special_ids = set(markup.values())
         self._opening_ids = self._encode(f"\n\n{OPENING}\n")
         self._closing_ids = self._encode(f"\n{CLOSING}")
         inside = max_tokens - len(self._opening_ids) - len(self._closing_ids)

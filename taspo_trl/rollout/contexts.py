@@ -14,7 +14,7 @@ from typing import Any
 
 from ..environments.base import PromptTemplate
 from ..errors import ConfigurationError
-from ..tokens import is_special
+from ..markup import markup_of
 
 
 _MARK = "\ue0f0\ue0f1\ue0f0"  # private-use characters: in no vocabulary's text and in no observation
@@ -248,7 +248,7 @@ class ConversationContext:
             return None
         suffix_ids = self.renderer.encode(suffix)
         closing = tuple(suffix_ids[:1])
-        if closing and last.reply_ids[-1:] == closing and is_special(self.renderer.tokenizer, closing[0]):
+        if closing and last.reply_ids[-1:] == closing and closing[0] in markup_of(self.renderer.tokenizer).tokens:
             suffix_ids = suffix_ids[1:]  # the sampled end token already closed the message
         ids = [*self._ids, *last.reply_ids, *suffix_ids]
         if self.max_length is not None and len(ids) > self.max_length:

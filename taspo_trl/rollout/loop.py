@@ -20,7 +20,8 @@ from ..environments.remote import EnvironmentDied
 from ..environments.workers import EnvironmentPool
 from ..errors import InvariantError, ServiceError
 from ..generation import Engine, Generation, GenerationRequest
-from ..tokens import action_token_mask, find_actions
+from ..markup import tags_as_text
+from ..tokens import action_token_mask, decode_reply, find_actions
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
 from .episode import Episode, RolloutSettings
@@ -199,9 +200,8 @@ class _Loop:
     def _on_reply(self, episode: Episode, generation: Generation) -> _End | None:
         if not isinstance(generation, Generation):
             return _End(StopReason.GENERATION_ERROR, f"the engine answered with {shown(generation)}, not a Generation")
-        text = self.tokenizer.decode(
-            list(generation.reply_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        tags = tags_as_text(episode.traits.action_tags)
+        text = decode_reply(self.tokenizer, generation.reply_ids, tags)
         traits = episode.traits
         blocks = find_actions(text, traits.action_tags, traits.action_blocks == "all")
         episode.generation, episode.reply_text, episode.action = generation, text, ""
