@@ -213,6 +213,7 @@ class TASPOTrainer(GRPOTrainer):
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
         self.chat_renderer = ChatRenderer(self._tokenizer, self.args.chat_template_kwargs)
+        self.eos_token_ids = self.chat_renderer.with_end_tokens(self.eos_token_ids)
         with contextlib.ExitStack() as undo:  # what was opened is closed again if anything here is refused
             self.engine = make_engine(
                 args,
@@ -253,7 +254,8 @@ class TASPOTrainer(GRPOTrainer):
     def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
         """The stages of a rollout batch, put together from the configuration."""
         args = self.args
-        window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        model_config = self.model.config.get_text_config()
+        window = getattr(model_config, "max_position_embeddings", None)
         limits = [limit for limit in (window, self.engine.max_model_length) if limit is not None]
         calls: list = []
         guidance = make_guidance(args, self._tokenizer, self.environment_pool, self.analyzer, calls)
@@ -261,7 +263,7 @@ class TASPOTrainer(GRPOTrainer):
             engine=self.engine.engine,
             pool=self.environment_pool,
             renderer=self.chat_renderer,
-            rollout=rollout_settings(args, min(limits) if limits else None),
+            rollout=rollout_settings(args, min(limits) if limits else None, getattr(model_config, "vocab_size", None)),
             rewards=reward_settings(
                 args,
                 self.environment_pool,

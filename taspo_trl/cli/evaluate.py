@@ -73,8 +73,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from ..environments.workers import EnvironmentPool
     from ..evaluation.play import evaluate_tasks
     from ..generation import SamplingSettings
-    from ..rollout.contexts import ChatRenderer
     from ..rollout.loop import RolloutSettings
+    from ..rollout.templates import ChatRenderer
 
     arguments = json_arguments(options.environment_kwargs, "--environment-kwargs")
     data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
@@ -90,13 +90,17 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
         max_completion_length=options.max_completion_length,
         max_prompt_length=options.max_prompt_length,
         model_window=model.window,
+        vocab_size=model.vocab_size,
     )
     template_kwargs = json_arguments(options.chat_template_kwargs, "--chat-template-kwargs")
+    renderer = ChatRenderer(model.tokenizer, template_kwargs)
     factory = environment_factory(options.environment, arguments)
     pool = EnvironmentPool({None: factory}, success_threshold=options.success_threshold)
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
+        for traits in pool.traits.values():
+            renderer.for_environment(traits).check_chat(traits, rollout.context)
         with Progress(*columns, transient=True) as progress:
             for seed in options.seeds:
                 path = _output(options, model.name, seed)
@@ -105,7 +109,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
                     rows,
                     engine=model.engine,
                     pool=pool,
-                    renderer=ChatRenderer(model.tokenizer, template_kwargs),
+                    renderer=renderer,
                     rollout=rollout,
                     sampling=SamplingSettings(options.temperature, options.top_p),
                     seed=seed,
@@ -113,7 +117,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
                     max_in_flight=options.episodes,
                     progress_path=path.with_suffix(".progress.jsonl"),
                     on_play=functools.partial(_advance, progress, bar),
-                    settings=_facts(options, model.name, arguments, template_kwargs),
+                    settings=_facts(options, model.name, arguments, renderer),
                 )
                 result.save(path)
                 path.with_suffix(".progress.jsonl").unlink()
@@ -128,7 +132,7 @@ def _advance(progress: Any, bar: Any, play: Any) -> None:
     progress.advance(bar)
 
 
-def _facts(options: argparse.Namespace, model: str, arguments: dict, template_kwargs: dict) -> dict[str, Any]:
+def _facts(options: argparse.Namespace, model: str, arguments: dict, renderer: Any) -> dict[str, Any]:
     import torch
     import transformers
 
@@ -139,7 +143,8 @@ def _facts(options: argparse.Namespace, model: str, arguments: dict, template_kw
         "engine": "vllm" if options.vllm_server else "transformers",
         "environment": options.environment,
         "environment_kwargs": arguments,
-        "chat_template_kwargs": template_kwargs,
+        "chat_template_kwargs": renderer.template_kwargs,
+        "date_string": renderer.date,
         "split": options.split,
         "versions": {
             "taspo_trl": __version__,

@@ -25,6 +25,8 @@ class NamedPolicy:
     """Tokens of prompt and reply together."""
     name: str
     close: Callable[[], None] = _nothing
+    vocab_size: int | None = None
+    """Token ids that the model knows; None = those of the tokenizer."""
 
 
 def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> NamedPolicy:
@@ -39,8 +41,9 @@ def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> Na
     ends = _end_tokens(model.generation_config.eos_token_id, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     engine = TransformersEngine(model, pad_token_id=pad, eos_token_ids=ends)
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return NamedPolicy(engine, tokenizer, window, name)
+    config = model.config.get_text_config()
+    window = getattr(config, "max_position_embeddings", None)
+    return NamedPolicy(engine, tokenizer, window, name, vocab_size=getattr(config, "vocab_size", None))
 
 
 def load_model(name: str, dtype: str = "auto") -> Any:
@@ -93,7 +96,10 @@ def _loaded(name: str, kind: str, **options: Any) -> Any:
 
 
 def _end_tokens(configured: int | list[int] | None, tokenizer: Any) -> list[int]:
-    """Every token that ends a reply: the model's own and the tokenizer's."""
+    """Every token that ends a reply: the model's own, the tokenizer's and the chat template's."""
+    from ..rollout.templates import ChatRenderer
+
     ends = [configured] if isinstance(configured, int) else list(configured or [])
     own = [] if tokenizer.eos_token_id in (None, *ends) else [tokenizer.eos_token_id]
-    return ends + own
+    ends = ends + own
+    return ChatRenderer(tokenizer).with_end_tokens(ends) if tokenizer.chat_template else ends

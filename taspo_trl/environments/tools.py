@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import EnvironmentContractError, ServiceError
 from ..tokens import ActionBlock
 from .base import ResetResult, StepResult, TextEnvironment
-from .tool_calls import ToolCall, parse_tool_call, typed_arguments
+from .tool_calls import JSON_BLOCKS, ToolCall, find_calls, parse_tool_call, parse_tool_calls, typed_arguments
 
 
 _NOT_TOOLS = frozenset({"reset", "get_reward", "get_success", "generic_skill", "close"})
@@ -48,9 +48,9 @@ class ToolEnvironment(TextEnvironment):
     """
     An instance of a TRL environment class, played turn by turn.
 
-    A reply's `<tool_call>` blocks are its action; all of them are executed, in order. A call that names no tool,
-    cannot be read or raises is answered with its error and makes the turn invalid. A reply without a call ends the
-    episode.
+    A reply's calls are its action, in the notation of the model's chat template; all of them are executed, in order,
+    but for those that were drafted while thinking. A call that names no tool, cannot be read or raises is answered
+    with its error and makes the turn invalid. A reply without a call ends the episode.
 
     The row's `prompt` (messages, or a string) opens the chat; what `reset` returns is appended to its last message, as
     in TRL. `reset` gets the row's columns, and the group's `seed` if it has a parameter of that name.
@@ -114,13 +114,15 @@ class ToolEnvironment(TextEnvironment):
     # ---- replies ---------------------------------------------------------------------------------------------------
 
     def action_of(self, block: ActionBlock) -> str:
-        """The call as one line of JSON, or the block's text when it is no call."""
-        call = parse_tool_call(block.content)
-        return call.to_json() if call is not None else " ".join(block.content.split())
+        """The block's calls, each as one line of JSON; or the block's text when it holds none."""
+        calls = parse_tool_calls(block)
+        if calls is None:
+            return " ".join(block.content.split())
+        return "\n".join(call.to_json() for call in calls)
 
     def reply_fault(self, reply_text: str, block: ActionBlock | None) -> str:
         if block is None:  # a final answer, unless a call was begun
-            return "unclosed_tool_call" if "<tool_call>" in reply_text.lower() else ""
+            return find_calls(reply_text, JSON_BLOCKS).fault
         return super().reply_fault(reply_text, block)
 
     # ---- the episode -----------------------------------------------------------------------------------------------

@@ -8,20 +8,18 @@ the template's suffix, so that sampled ids are never tokenized again. Needs a to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..environments.base import PromptTemplate
-from ..errors import ConfigurationError
 from ..markup import markup_of
+from .templates import MARK, ChatRenderer, Message
 
 
-_MARK = "\ue0f0\ue0f1\ue0f0"  # private-use characters: in no vocabulary's text and in no observation
 _CUT = " ... "
 _MIN_OBSERVATION = 40  # characters that a cut observation keeps
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,85 +57,6 @@ class Context:
     """History items dropped, plus one when the observation was cut."""
 
 
-class ChatRenderer:
-    """Messages to text to ids with one tokenizer and one set of template arguments.
-
-    Args:
-        tokenizer:
-            A Hugging Face tokenizer with a chat template.
-        template_kwargs (`Mapping[str, Any]`, *optional*):
-            Passed to the chat template, for example `{"enable_thinking": False}` for Qwen3.
-    """
-
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None):
-        if not getattr(tokenizer, "chat_template", None):
-            raise ConfigurationError(
-                "The tokenizer has no chat template, so an episode cannot be put into words. Use an instruction-tuned "
-                "model, or set `processing_class.chat_template`."
-            )
-        self.tokenizer = tokenizer
-        self.template_kwargs = dict(template_kwargs or {})
-
-    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
-        """The same renderer for an environment that has tools.
-
-        Raises:
-            ConfigurationError: the chat template shows no tools, or no tool results.
-        """
-        if not tools:
-            return self
-        made = ChatRenderer(self.tokenizer, {**self.template_kwargs, "tools": [dict(tool) for tool in tools]})
-        names = [str(tool.get("function", tool).get("name")) for tool in tools]
-        question, call, result = ({"role": role, "content": _MARK} for role in ("user", "assistant", "tool"))
-        text = made.text([question, call, result])
-        if text.count(_MARK) != 3 or not all(name in text for name in names):
-            raise ConfigurationError(
-                f"The environment has the tools {', '.join(names)}, but the tokenizer's chat template does not show "
-                "tools and their results. Use a model trained to call tools (Qwen2.5, Qwen3, ...)."
-            )
-        return made
-
-    def text(self, messages: Sequence[Message]) -> str:
-        """The chat as the template prints it, with the opening of the assistant's reply."""
-        return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **self.template_kwargs
-        )
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of rendered text. The template prints its own special tokens, so none are added."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def with_splice(self, messages: Sequence[Message]) -> tuple[str, list[int], int | None]:
-        """Rendered text, its ids, and the index at which the last user message ends."""
-        text = self.text(messages)
-        end_of_user = self._end_of_last_user_message(messages, text)
-        if end_of_user is None:
-            return text, self.encode(text), None
-        if not getattr(self.tokenizer, "is_fast", False):
-            ids, head = self.encode(text), self.encode(text[:end_of_user])
-            return text, ids, len(head) if ids[: len(head)] == head else None
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        # A token glued across the end of the message stays whole: the guidance then goes before it.
-        index = next(
-            (k for k, (_, end) in enumerate(encoded["offset_mapping"]) if end > end_of_user),
-            len(encoded["input_ids"]),
-        )
-        return text, list(encoded["input_ids"]), index or None
-
-    def _end_of_last_user_message(self, messages: Sequence[Message], text: str) -> int | None:
-        """Where the message ends in the rendered `text`; None when a mark put there changes what is printed."""
-        last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=None)
-        if last is None or not isinstance(messages[last].get("content"), str):
-            return None
-        content = messages[last]["content"]
-        for kept in dict.fromkeys((content, content.rstrip())):  # a template may strip a message
-            marked = [*messages[:last], {**messages[last], "content": kept + _MARK}, *messages[last + 1 :]]
-            rendered = self.text(marked)
-            if rendered.count(_MARK) == 1 and rendered.replace(_MARK, "") == text:
-                return rendered.index(_MARK)
-        return None
-
-
 class WindowContext:
     """Contexts of one episode in which every turn is prompted afresh.
 
@@ -156,29 +75,31 @@ class WindowContext:
     def next(self, view: EpisodeView) -> Context | None:
         """The prompt of the coming turn; None when it cannot be made short enough."""
         shown = list(view.history[-self.history_length :]) if self.history_length else []
-        for dropped, observation, is_cut in _shrinking(len(shown), view.observation):
+        for dropped, observation, is_cut in _shrinking(len(shown), view.observation, self.renderer, self.max_length):
             messages = self._messages(view, shown[dropped:], observation)
+            if _is_hopeless(messages, self.renderer, self.max_length):
+                continue
             _, ids, splice_index = self.renderer.with_splice(messages)
             if self.max_length is None or len(ids) <= self.max_length:
                 return Context(tuple(ids), splice_index, tuple(messages), dropped + is_cut)
         return None
 
     def _messages(self, view: EpisodeView, shown: Sequence[PastTurn], observation: str) -> list[Message]:
-        template = self.template
+        template, outside = self.template, self.renderer.outside
         first_shown = len(view.history) - len(shown) + 1
         history = "\n".join(
             _fill(
                 template.history_item,
                 turn=str(first_shown + k),
-                observation=past.observation,
-                action=past.action or template.no_action,
-                next_observation=past.next_observation,
+                observation=outside(past.observation),
+                action=outside(past.action) or template.no_action,
+                next_observation=outside(past.next_observation),
             )
             for k, past in enumerate(shown)
         )
         text = _fill(
             template.later if view.history else template.first,
-            **_view_fields(template, view, observation),
+            **_view_fields(template, view, observation, outside),
             history=history,
         )
         return [*_system(template), {"role": "user", "content": text}]
@@ -206,45 +127,56 @@ class ConversationContext:
         if not view.history:
             return self._open(view)
         last = view.history[-1]
-        self._messages.append({"role": "assistant", "content": last.reply_text})
+        self._messages.append({"role": "assistant", "content": self.renderer.written(last.reply_text)})
         return self._extend(last, self._answer(view, view.observation)) or self._render_anew(view)
 
     def _open(self, view: EpisodeView) -> Context | None:
         if view.messages:
-            opening = self._fitting(view.messages)
+            opening = self._fitting(self._told(view.messages))
         else:
             fitting = (
-                self._fitting(self._first(view, text), is_cut) for _, text, is_cut in _shrinking(0, view.observation)
+                self._fitting(self._first(view, text), is_cut)
+                for _, text, is_cut in _shrinking(0, view.observation, self.renderer, self.max_length)
             )
             opening = next(filter(None, fitting), None)
         self._num_opening = len(self._messages)
         return opening
 
     def _first(self, view: EpisodeView, observation: str) -> list[Message]:
-        text = _fill(self.template.first, **_view_fields(self.template, view, observation))
+        text = _fill(self.template.first, **_view_fields(self.template, view, observation, self.renderer.outside))
         return [*_system(self.template), {"role": "user", "content": text}]
 
     def _answer(self, view: EpisodeView, observation: str, is_cut: int = 0) -> list[Message]:
         """The messages that answer an action."""
         if not view.messages:
-            text = _fill(self.template.reply, **_view_fields(self.template, view, observation))
+            text = _fill(self.template.reply, **_view_fields(self.template, view, observation, self.renderer.outside))
             return [{"role": "user", "content": text}]
-        if not is_cut:
-            return list(view.messages)
-        return [{**one, "content": cut_middle(one["content"], len(observation))} for one in view.messages]
+        return self._told(view.messages, len(observation) if is_cut else None)
+
+    def _told(self, messages: Sequence[Message], keep: int | None = None) -> list[Message]:
+        """An environment's own messages as they may enter the chat, each cut to `keep` characters."""
+        told = []
+        for one in messages:
+            content = one.get("content")
+            if isinstance(content, str):
+                content = self.renderer.outside(content if keep is None else cut_middle(content, keep))
+            told.append({**one, "content": content})
+        return told
 
     def _extend(self, last: PastTurn, answer: Sequence[Message]) -> Context | None:
         """Previous ids + reply ids + the template's suffix; None when the template does not allow it."""
         earlier = self._messages[:-1]
-        probe = self.renderer.text([*earlier, {"role": "assistant", "content": _MARK}, *answer])
-        if probe.count(_MARK) != 1:
+        probe = self.renderer.text([*earlier, {"role": "assistant", "content": MARK}, *answer])
+        if probe.count(MARK) != 1:
             return None
-        suffix = probe[probe.index(_MARK) + len(_MARK) :]
+        suffix = probe[probe.index(MARK) + len(MARK) :]
         text = self.renderer.text([*self._messages, *answer])
         if not (text.startswith(self._text) and text.endswith(suffix)):
             return None
         reply = text[len(self._text) : len(text) - len(suffix)]
-        if reply.strip() != last.reply_text.strip():  # a template may trim a reply, but not rewrite it
+        if reply.strip() != self._messages[-1]["content"].strip():  # a template may trim a reply, but not rewrite it
+            return None
+        if self.max_length is not None and len(suffix) > self.renderer.max_chars(self.max_length):
             return None
         suffix_ids = self.renderer.encode(suffix)
         closing = tuple(suffix_ids[:1])
@@ -261,7 +193,8 @@ class ConversationContext:
         """The whole chat from its messages, oldest exchanges dropped until it fits; the opening is never dropped."""
         before, opening = self._messages, self._num_opening
         replies = [k for k, message in enumerate(before) if k >= opening and message["role"] == "assistant"]
-        for dropped, observation, is_cut in _shrinking(len(replies) - 1, view.observation):
+        spoken = max((str(one.get("content")) for one in view.messages), key=len, default=view.observation)
+        for dropped, observation, is_cut in _shrinking(len(replies) - 1, spoken, self.renderer, self.max_length):
             kept = [*before[:opening], *before[replies[dropped] :]]
             context = self._fitting([*kept, *self._answer(view, observation, is_cut)], dropped + is_cut)
             if context is not None:
@@ -270,6 +203,8 @@ class ConversationContext:
 
     def _fitting(self, messages: Sequence[Message], cuts: int = 0) -> Context | None:
         """The prompt of `messages`, from which the chat goes on; None when it is too long."""
+        if _is_hopeless(messages, self.renderer, self.max_length):
+            return None
         text, ids, splice_index = self.renderer.with_splice(messages)
         if self.max_length is not None and len(ids) > self.max_length:
             return None
@@ -277,16 +212,62 @@ class ConversationContext:
         return Context(tuple(ids), splice_index, tuple(messages), cuts)
 
 
-def _shrinking(num_history: int, observation: str) -> Iterator[tuple[int, str, int]]:
-    """(history items dropped, observation, whether it is cut), from the whole prompt to the shortest allowed one."""
-    for dropped in range(num_history + 1):
-        yield dropped, observation, 0
+def _shrinking(
+    num_history: int, observation: str, renderer: ChatRenderer, max_length: int | None
+) -> Iterator[tuple[int, str, int]]:
+    """(history items dropped, observation, whether it is cut), from the whole prompt to the shortest allowed one.
+
+    Cuts that cannot fit `max_length` tokens are left out, so that a long observation is tokenized about once.
+    """
+    limit = None if max_length is None else renderer.max_chars(max_length)
+    if limit is None or len(observation) <= limit:
+        for dropped in range(num_history + 1):
+            yield dropped, observation, 0
+    count = None
     keep = len(observation) * 4 // 5
     while keep > _MIN_OBSERVATION:
-        yield num_history, cut_middle(observation, keep), 1
+        if limit is None or max_length is None:
+            yield num_history, cut_middle(observation, keep), 1
+        elif keep <= limit:
+            count = count or _token_counter(observation, limit, renderer.tokenizer)
+            if count(keep) <= max_length + _GLUED:
+                yield num_history, cut_middle(observation, keep), 1
         keep = keep * 4 // 5
     if len(observation) > _MIN_OBSERVATION:
         yield num_history, cut_middle(observation, _MIN_OBSERVATION), 1
+
+
+_GLUED = 16  # tokens by which the count of a cut text may differ from its count inside the prompt
+
+
+def _token_counter(observation: str, limit: int, tokenizer: Any) -> Callable[[int], int]:
+    """About how many tokens a cut of `observation` to `limit` characters or fewer has, from one look at its ends."""
+    if not getattr(tokenizer, "is_fast", False):
+        return lambda keep: 0
+    limit = min(limit, len(observation))
+    half = limit // 2
+    parts = observation[: limit - half], observation[len(observation) - half :]
+    head, tail = (
+        [
+            start
+            for start, _ in tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        ]
+        for part in parts
+    )
+
+    def count(keep: int) -> int:
+        behind = bisect_left(tail, half - keep // 2)
+        return bisect_left(head, keep - keep // 2) + len(tail) - behind
+
+    return count
+
+
+def _is_hopeless(messages: Sequence[Message], renderer: ChatRenderer, max_length: int | None) -> bool:
+    """Whether messages are too long for any tokenization to fit."""
+    if max_length is None:
+        return False
+    size = sum(len(one["content"]) for one in messages if isinstance(one.get("content"), str))
+    return size > renderer.max_chars(max_length)
 
 
 def cut_middle(text: str, keep: int) -> str:
@@ -301,13 +282,15 @@ def _system(template: PromptTemplate) -> list[Message]:
     return [{"role": "system", "content": template.system}] if template.system is not None else []
 
 
-def _view_fields(template: PromptTemplate, view: EpisodeView, observation: str) -> dict[str, str]:
+def _view_fields(
+    template: PromptTemplate, view: EpisodeView, observation: str, outside: Callable[[str], str]
+) -> dict[str, str]:
     actions = template.admissible_separator.join(
-        _fill(template.admissible_item, action=action) for action in view.admissible_actions or ()
+        _fill(template.admissible_item, action=outside(action)) for action in view.admissible_actions or ()
     )
     return {
-        "task": view.task,
-        "observation": observation,
+        "task": outside(view.task),
+        "observation": outside(observation),
         "admissible_actions": actions,
         "num_turns": str(len(view.history)),
         "turn": str(len(view.history) + 1),

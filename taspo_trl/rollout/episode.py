@@ -11,6 +11,7 @@ from ..environments.workers import Worker
 from ..generation import Generation
 from ..types import StopReason, Turn
 from .contexts import Context, ConversationContext, Message, WindowContext
+from .replies import ReplyReader
 from .tasks import EpisodeSpec
 
 
@@ -33,6 +34,8 @@ class RolloutSettings:
             Tokens of one prompt.
         model_window (`int`, *optional*):
             Positions of the model: prompt + reply.
+        vocab_size (`int`, *optional*):
+            Token ids that the model knows, of which an engine's replies may consist; None takes the tokenizer's.
         environment_timeout (`float`, *optional*, defaults to `60.0`):
             Seconds that one `reset` or `step` may take.
     """
@@ -44,6 +47,7 @@ class RolloutSettings:
     max_episode_tokens: int | None = None
     max_prompt_length: int | None = None
     model_window: int | None = None
+    vocab_size: int | None = None
     environment_timeout: float = 60.0
 
 
@@ -57,6 +61,7 @@ class Episode:
     """The probe in this process: `reply_fault` and `action_of` only."""
     traits: Traits
     contexts: WindowContext | ConversationContext
+    reader: ReplyReader
     max_turns: int
     started: float = field(default_factory=time.monotonic)
     task: str = ""

@@ -20,11 +20,10 @@ from ..environments.remote import EnvironmentDied
 from ..environments.workers import EnvironmentPool
 from ..errors import InvariantError, ServiceError
 from ..generation import Engine, Generation, GenerationRequest
-from ..markup import tags_as_text
-from ..tokens import action_token_mask, decode_reply, find_actions
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
 from .episode import Episode, RolloutSettings
+from .replies import ReplyReader, unknown_id
 from .tasks import EpisodeSpec
 
 
@@ -123,12 +122,20 @@ class _Loop:
     def _start(self, spec: EpisodeSpec) -> None:
         worker = self.pool.acquire(spec.environment)
         traits, limit = self.pool.traits[spec.environment], self.settings.max_turns
+        renderer = self.renderer.for_environment(traits)
         episode = self.unfinished[spec.uid] = Episode(
             spec=spec,
             worker=worker,
             environment=self.pool.probes[spec.environment],
             traits=traits,
-            contexts=self._contexts(traits),
+            contexts=self._contexts(traits, renderer),
+            reader=ReplyReader(
+                self.tokenizer,
+                traits.action_tags,
+                traits.action_blocks == "all",
+                renderer.notation,
+                renderer.notation is not None and renderer.opens_thinking,
+            ),
             max_turns=traits.max_turns if limit is None else limit,
         )
         # Arrow fills a missing value with None, which `reset` needs not know, unless it has no default for it.
@@ -140,9 +147,8 @@ class _Loop:
         else:
             self._await_environment(episode, future)
 
-    def _contexts(self, traits: Traits) -> WindowContext | ConversationContext:
+    def _contexts(self, traits: Traits, renderer: ChatRenderer) -> WindowContext | ConversationContext:
         settings, template = self.settings, traits.prompt
-        renderer = self.renderer.with_tools(traits.tools)
         window = settings.model_window - 1 if settings.model_window else None
         limits = [limit for limit in (settings.max_prompt_length, window) if limit is not None]
         max_length = min(limits) if limits else None
@@ -200,14 +206,17 @@ class _Loop:
     def _on_reply(self, episode: Episode, generation: Generation) -> _End | None:
         if not isinstance(generation, Generation):
             return _End(StopReason.GENERATION_ERROR, f"the engine answered with {shown(generation)}, not a Generation")
-        tags = tags_as_text(episode.traits.action_tags)
-        text = decode_reply(self.tokenizer, generation.reply_ids, tags)
-        traits = episode.traits
-        blocks = find_actions(text, traits.action_tags, traits.action_blocks == "all")
+        vocab_size = self.settings.vocab_size or len(self.tokenizer)
+        if (unknown := unknown_id(generation.reply_ids, vocab_size)) is not None:
+            error = f"the engine answered with the token id {shown(unknown)}; the vocabulary has {vocab_size} tokens"
+            return _End(StopReason.GENERATION_ERROR, error)
+        text = episode.reader.text(generation.reply_ids)
+        blocks = episode.reader.blocks(text)
         episode.generation, episode.reply_text, episode.action = generation, text, ""
         try:
             fault_of, action_of = (attribute(episode.environment, name) for name in ("reply_fault", "action_of"))
             episode.fault = next(filter(None, (fault_of(text, block) for block in blocks or (None,))), "")
+            episode.fault = episode.fault or ("" if blocks else episode.reader.fault(text))
             actions = [action_of(block) for block in blocks]
         except Exception as error:  # the environment's own code, like `step`
             return _End(StopReason.ENV_ERROR, worded(error))
@@ -270,21 +279,14 @@ class _Loop:
     ) -> None:
         prompt, generation = episode.prompt, episode.generation
         assert prompt is not None and generation is not None
-        traits = episode.traits
-        mask = action_token_mask(
-            self.tokenizer,
-            generation.reply_ids,
-            episode.reply_text,
-            traits.action_tags,
-            every=traits.action_blocks == "all",
-        )
+        masks = episode.reader.masks(generation.reply_ids, episode.reply_text)
         episode.turns.append(
             Turn(
                 prompt_ids=prompt.prompt_ids,
                 reply_ids=generation.reply_ids,
                 reply_text=episode.reply_text,
                 action=episode.action,
-                action_mask=tuple(mask),
+                action_mask=tuple(masks.action),
                 observation=episode.observation,
                 next_observation=next_observation,
                 valid=is_valid,

@@ -40,7 +40,7 @@ def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: An
     return GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
 
 
-def rollout_settings(args: Any, model_window: int | None) -> RolloutSettings:
+def rollout_settings(args: Any, model_window: int | None, vocab_size: int | None = None) -> RolloutSettings:
     """What bounds and shapes an episode."""
     return RolloutSettings(
         context=args.context,
@@ -50,6 +50,7 @@ def rollout_settings(args: Any, model_window: int | None) -> RolloutSettings:
         max_episode_tokens=args.max_episode_tokens,
         max_prompt_length=args.max_prompt_length,
         model_window=model_window,
+        vocab_size=vocab_size,
         environment_timeout=args.environment_timeout,
     )
 

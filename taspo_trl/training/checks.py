@@ -13,9 +13,9 @@ from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..evaluation.play import refuse_repeated
-from ..rollout.contexts import ChatRenderer
 from ..rollout.rewards import REWARD_KEYWORDS
 from ..rollout.tasks import check_columns
+from ..rollout.templates import ChatRenderer
 
 
 def check_arguments(
@@ -131,10 +131,11 @@ def check_environments(
             The training data's. Empty = they are not known.
     """
     for name, probe in pool.probes.items():
-        environment = probe
-        _check_reset(adapted_object(probe), pool.traits[name], columns)
+        environment, traits = probe, pool.traits[name]
+        _check_reset(adapted_object(probe), traits, columns)
+        renderer.for_environment(traits).check_chat(traits, args.context)
         if isinstance(probe, ToolEnvironment):
-            _check_tools(probe, renderer, args, has_reward_functions)
+            _check_tools(probe, args, has_reward_functions)
             environment = probe.environment
         if (args.training_reward or pool.traits[name].training_reward) == "none" and not has_reward_functions:
             raise ConfigurationError(
@@ -161,11 +162,8 @@ def _check_reset(environment: Any, traits: Traits, columns: Sequence[str]) -> No
         )
 
 
-def _check_tools(
-    probe: ToolEnvironment, renderer: ChatRenderer, args: TASPOConfig, has_reward_functions: bool
-) -> None:
+def _check_tools(probe: ToolEnvironment, args: TASPOConfig, has_reward_functions: bool) -> None:
     name = type(probe.environment).__name__
-    renderer.with_tools(probe.tools)
     if args.context == "window":
         raise ConfigurationError(
             f"`{name}` has tools, whose results are messages of a growing chat. Use `context='conversation'`, or "
