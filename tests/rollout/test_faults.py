@@ -296,7 +296,7 @@ def test_a_broken_promise_of_ours_is_no_episode_s_end(renderer, monkeypatch):
     def broken(*args, **kwargs):
         raise InvariantError("a bug of ours")
 
-    monkeypatch.setattr("taspo_trl.rollout.loop.find_actions", broken)
+    monkeypatch.setattr("taspo_trl.rollout.replies.find_actions", broken)
     with pytest.raises(InvariantError):
         play(renderer, [act("win")])
 
