@@ -70,30 +70,28 @@ def find_actions(text: str, tags: tuple[str, ...] = ACTION_TAGS, every: bool = F
     Returns:
         `tuple[ActionBlock, ...]`: empty when no block is complete.
     """
-    openings: list[re.Match[str]] = []
-    closings: dict[str, list[re.Match[str]]] = {}
+    openings: list[tuple[int, int, str]] = []  # start, end, name
+    closings: dict[str, list[tuple[int, int]]] = {}
     for tag in _pattern(tuple(tags)).finditer(text):
-        if tag.group(1):
-            closings.setdefault(tag.group(2).lower(), []).append(tag)
+        name = tag[2].lower()
+        if tag[1]:
+            closings.setdefault(name, []).append(tag.span())
         else:
-            openings.append(tag)
+            openings.append((*tag.span(), name))
     blocks: list[ActionBlock] = []
     passed = dict.fromkeys(closings, 0)  # closing tags of each name that no later block can end in
     end = 0
-    for k, opening in enumerate(openings):
-        name = opening.group(2).lower()
-        if opening.start() < end or name not in closings:
+    for k, (start, content_start, name) in enumerate(openings):
+        if start < end or name not in closings:
             continue
         own = closings[name]
-        while passed[name] < len(own) and own[passed[name]].start() < opening.end():
+        while passed[name] < len(own) and own[passed[name]][0] < content_start:
             passed[name] += 1
         if passed[name] == len(own):
             continue
-        closing = own[passed[name]]
-        is_nested = k + 1 < len(openings) and openings[k + 1].start() < closing.start()
-        content = text[opening.end() : closing.start()]
-        end = closing.end()
-        blocks.append(ActionBlock(name, content, opening.start(), end, is_nested, opening.end()))
+        content_end, end = own[passed[name]]
+        is_nested = k + 1 < len(openings) and openings[k + 1][0] < content_end
+        blocks.append(ActionBlock(name, text[content_start:content_end], start, end, is_nested, content_start))
         if not every:
             break
     return tuple(blocks)

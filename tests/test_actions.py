@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taspo_trl.tokens import ACTION_TAGS, count_blocks, find_action
+from taspo_trl.tokens import ACTION_TAGS, count_blocks, find_action, find_actions
+from taspo_trl.viewer.reply import reply_parts
+from tests.growth import growth
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,24 @@ def test_positions_cut_the_block_out_of_any_text(before, content, after, tag):
     block = find_action(text)
     assert (block.start, block.end) == (len(before), len(text) - len(after))
     assert block.content == content
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<action>",
+        "</action>",
+        "<action></search>",
+        "<action>x</action>",
+        "<action><search></action>",
+        "<<",
+        "<action",
+        " ",
+    ],
+)
+def test_time_is_linear_in_hostile_replies(piece, every):
+    """4,000 opening tags without a closing one took 2.2 seconds, and the whole process stood still."""
+    assert growth(lambda text: find_actions(text, every=every), piece) < 60
+    assert growth(count_blocks, piece) < 60
+    assert growth(lambda text: reply_parts(text, "y"), piece) < 60

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from taspo_trl.tokens import action_masks, action_token_mask, find_action, find_actions, token_spans
 from tests import tokenizers
+from tests.growth import growth
 
 
 BPE = tokenizers.byte_bpe()
@@ -337,3 +338,26 @@ def test_content_lies_inside_the_action_when_all_blocks_are_executed(name, data)
     if blocks:
         assert all(inside for inside, content in zip(masks.action, masks.content, strict=True) if content)
         assert any(masks.content) == any(block.content for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens"),
+    [
+        (BPE, ["Ã"]),  # bytes that never become a character
+        (BPE, ["ð", "Ł"]),
+        (PIECES, ["<0xC3>"]),  # sentencepiece judges a whole run of bytes
+        (PIECES, ["<0xC3>", "<0xA9>"]),
+        (PIECES, ["<0xC3>", "<0x41>"]),
+        (BPE, [tokenizers.END]),
+        (BPE, ["<action", ">"]),
+    ],
+)
+def test_masks_take_linear_time(tokenizer, tokens):
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    opening, closing = (encode(tokenizer, text) for text in ("<action>", "</action>"))
+
+    def work(text):
+        masks = action_masks(tokenizer, [*opening, *ids * (len(text) // len(ids)), *closing])
+        assert masks.action[0] and masks.action[-1]
+
+    assert growth(work, "x", size=2**9) < 60

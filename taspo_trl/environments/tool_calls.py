@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..markup import THINKING_TAGS
@@ -82,65 +83,96 @@ def find_calls(text: str, notation: Notation, opens_thinking: bool = False) -> C
     """
     blocks: list[ActionBlock] = []
     is_begun = False
-    can_close = True  # false once a closing mark was looked for in vain
     position = 0
     if opens_thinking:
-        ends = [end for end in (text.find(closing) for _, closing in THINKING_TAGS) if end >= 0]
+        ends = [found + len(closing) for _, closing in THINKING_TAGS if (found := text.find(closing)) >= 0]
         if not ends:
             return Calls((), "unclosed_thinking")
         position = min(ends)
-    events = _events(notation.opening)
-    while (event := events.search(text, position)) is not None:
+    events, spans = _events(notation.opening), _Spans(text, notation)
+    event = events.search(text, position)
+    while event is not None:
         position = event.end()
+        if event.lastgroup == "call":
+            span = spans.of(position)
+            following = events.search(text, position)
+            if span is None:
+                is_begun = True
+            elif following is not None and _is_draft(following, span[0], events):
+                is_begun = False
+            else:
+                content = text[position : span[0]]
+                is_nested = bool(notation.closing) and notation.opening in content.lower()
+                blocks.append(ActionBlock(notation.name, content, event.start(), span[1], is_nested, position))
+                position = span[1]
+                following = events.search(text, position)
+            event = following
+            continue
         if event.lastgroup == "thought":
             closing = _CLOSING[event[0]]
             end = text.find(closing, position)
             if end < 0:
                 return Calls((), "unclosed_thinking")
             position = end + len(closing)
-            blocks, is_begun = [], False
-        elif event.lastgroup == "end":
-            blocks, is_begun = [], False
-        elif can_close:
-            span = _span(text, position, notation)
-            if span is None:
-                is_begun, can_close = True, False
-            else:
-                content = text[position : span[0]]
-                is_nested = bool(notation.closing) and notation.opening in content.lower()
-                blocks.append(ActionBlock(notation.name, content, event.start(), span[1], is_nested, position))
-                position = span[1]
-        else:
-            is_begun = True
+        blocks, is_begun = [], False
+        event = events.search(text, position)
     if not notation.opening:
         blocks, is_begun = _bare_calls(text, position, notation)
     return Calls(tuple(blocks), "unclosed_tool_call" if is_begun and not blocks else "")
 
 
 _CLOSING = dict(THINKING_TAGS)
-_compiled: dict[str, re.Pattern[str]] = {}
 
 
+@lru_cache(maxsize=16)
 def _events(opening: str) -> re.Pattern[str]:
     """What changes the meaning of the text behind it: the beginning or end of thinking, the opening of a call."""
-    if opening not in _compiled:
-        thought, end = ("|".join(re.escape(pair[k]) for pair in THINKING_TAGS) for k in (0, 1))
-        call = f"|(?P<call>(?i:{re.escape(opening)}))" if opening else ""
-        # The opening first: `<|tool_call>` and others must not be taken for something shorter.
-        _compiled[opening] = re.compile(f"(?P<thought>{thought})|(?P<end>{end}){call}", re.ASCII)
-    return _compiled[opening]
+    thought, end = ("|".join(re.escape(pair[k]) for pair in THINKING_TAGS) for k in (0, 1))
+    call = f"|(?P<call>(?i:{re.escape(opening)}))" if opening else ""
+    return re.compile(f"(?P<thought>{thought})|(?P<end>{end}){call}", re.ASCII)
 
 
-def _span(text: str, start: int, notation: Notation) -> tuple[int, int] | None:
-    """(end of the content, end of the block) of a call that was opened at `start`; None when it has no end."""
-    if notation.closing:
-        found = re.compile(re.escape(notation.closing), re.ASCII | re.IGNORECASE).search(text, start)
-        return found and found.span()
-    following = text.find(notation.opening, start)
-    limit = len(text) if following < 0 else following
-    value = _BEFORE_JSON.match(text, start, limit)
-    end = _json_end(text, value.end()) if value is not None else None
-    return (end or limit, end or limit)
+def _is_draft(event: re.Match[str], end: int, events: re.Pattern[str]) -> bool:
+    """Whether the first event inside a call ends the thinking that the call was begun in: another call follows."""
+    if event.lastgroup != "end" or event.start() >= end:
+        return False
+    following = events.search(event.string, event.end())
+    return following is not None and following.lastgroup == "call" and following.start() <= end
+
+
+class _Spans:
+    """Where the calls of a text end; each closing mark is looked for once."""
+
+    def __init__(self, text: str, notation: Notation):
+        self.text = text
+        self.notation = notation
+        self._closing: re.Match[str] | None = None
+        self._is_exhausted = False
+        self._num_retries = 8
+
+    def of(self, start: int) -> tuple[int, int] | None:
+        """(end of the content, end of the block) of a call that was opened at `start`; None when it has no end."""
+        if self.notation.closing:
+            if not self._is_exhausted and (self._closing is None or self._closing.start() < start):
+                self._closing = _closing_of(self.notation.closing).search(self.text, start)
+                self._is_exhausted = self._closing is None
+            return None if self._closing is None else self._closing.span()
+        following = self.text.find(self.notation.opening, start)
+        limit = len(self.text) if following < 0 else following
+        value = _BEFORE_JSON.match(self.text, start, limit)
+        begin = limit if value is None else value.end()
+        end = _json_end(self.text[begin:limit], 0)
+        if end is not None:
+            return (begin + end, begin + end)
+        if begin < limit < len(self.text) and self._num_retries:  # the opening mark may stand in one of its strings
+            self._num_retries -= 1  # each costs the length of the text
+            limit = _json_end(self.text, begin) or limit
+        return (limit, limit)
+
+
+@lru_cache(maxsize=16)
+def _closing_of(mark: str) -> re.Pattern[str]:
+    return re.compile(re.escape(mark), re.ASCII | re.IGNORECASE)
 
 
 _BEFORE_JSON = re.compile(r"[^\[{]*(?:\[(?:CALL_ID|ARGS)\][^\[{]*)*")

@@ -7,10 +7,9 @@ again from the two.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ..analyzer.quotes import collapse
-from ..tokens import ActionBlock, find_action
+from ..tokens import ActionBlock, find_action, find_actions
 
 
 _OPENING = re.compile(r"<([a-z_][\w.-]*)>", re.ASCII | re.IGNORECASE)
@@ -55,12 +54,7 @@ def _span(reply: str, action: str) -> tuple[int, int] | None:
 def _blocks(reply: str) -> list[ActionBlock]:
     """The complete blocks of all tags, also those inside others: a thought may hold an action."""
     tags = list(dict.fromkeys(match.group(1).lower() for match in _OPENING.finditer(reply)))
-    found = []
-    for tag in tags[:_MAX_TAGS]:
-        start = 0
-        while (block := find_action(reply[start:], (tag,))) is not None:
-            found.append(replace(block, start=start + block.start, end=start + block.end))
-            start += block.end
+    found = [block for tag in tags[:_MAX_TAGS] for block in find_actions(reply, (tag,), every=True)]
     return sorted(found, key=lambda block: block.start)
 
 
