@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from .base import Stage
 
 
 MAX_CHARS = 200_000
@@ -51,13 +54,7 @@ class ReadAnswer:
     """The object was not written as JSON, but could be read in one way only."""
 
 
-def parse_object(text: str) -> tuple[dict[str, Any] | None, str]:
-    """(object, "") or (None, reason); see [`read_answer`]."""
-    read = read_answer(text)
-    return read.value, read.fault
-
-
-def read_answer(text: str, is_cut: bool = False) -> ReadAnswer:
+def read_answer(text: str, is_cut: bool = False, stage: Stage | None = None) -> ReadAnswer:
     """The single JSON object of an answer.
 
     Args:
@@ -65,7 +62,28 @@ def read_answer(text: str, is_cut: bool = False) -> ReadAnswer:
             The answer as it came.
         is_cut (`bool`, *optional*, defaults to `False`):
             The server said that the answer was cut at its output limit: it is then read as it stands or not at all.
+        stage (`str`, *optional*):
+            The question, whose answer has a certain shape as a whole; its items are checked one by one later. If
+            `None`, any object will do.
     """
+    read = _read(text, is_cut)
+    fault = _shape_fault(stage, read.value) if read.value is not None else ""
+    return ReadAnswer(None, fault) if fault else read
+
+
+def _shape_fault(stage: Stage | None, value: Mapping[str, Any]) -> str:
+    """Why an object cannot be the answer to `stage` as a whole."""
+    if stage == "extraction":
+        return "" if isinstance(value.get("evidence"), list) else "no_evidence_list"
+    if stage is None:
+        return ""
+    targets = value.get("targets")
+    if not isinstance(targets, list):
+        return "no_targets_list"
+    return "" if len(targets) == 1 else "not_one_target"
+
+
+def _read(text: str, is_cut: bool) -> ReadAnswer:
     text = text.strip("\ufeff \t\r\n")
     if not text:
         return ReadAnswer(None, "empty_answer")

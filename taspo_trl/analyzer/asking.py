@@ -64,10 +64,8 @@ def ask(
             on_reply(request, _counted(reply, is_second))
             return Asked(None, reply.error, (*rejections, Rejection(request.stage, reply.error)))
         is_cut = reply.finish_reason == "length"
-        read = read_answer(reply.text, is_cut)
-        fault = read.fault or _shape_fault(request.stage, read.value)
-        if is_cut and read.fault:
-            fault = "truncated"
+        read = read_answer(reply.text, is_cut, request.stage)
+        fault = "truncated" if is_cut and read.fault else read.fault
         on_reply(request, _counted(reply, is_second, read.is_repaired, bool(fault)))
         if not fault:
             return Asked(read.value, "", tuple(rejections))
@@ -75,18 +73,6 @@ def ask(
         if is_second or fault not in _IN_WORDS:
             return Asked(None, fault, tuple(rejections))
         request = replace(request, failed=FailedAnswer(reply.text, _IN_WORDS[fault]))
-
-
-def _shape_fault(stage: str, value: Mapping[str, Any] | None) -> str:
-    """Why an object cannot be the answer to `stage` as a whole; its items are checked one by one later."""
-    if value is None:
-        return "not_an_object"
-    if stage == "extraction":
-        return "" if isinstance(value.get("evidence"), list) else "no_evidence_list"
-    targets = value.get("targets")
-    if not isinstance(targets, list):
-        return "no_targets_list"
-    return "" if len(targets) == 1 else "not_one_target"
 
 
 def _counted(

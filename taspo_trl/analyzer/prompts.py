@@ -1,16 +1,24 @@
-"""The two instructions for the analyzer: constants of the package, or files of the user's.
+"""What a request says to a model: the two instructions, and the chat messages around the recorded text.
 
-Recorded text never becomes part of them.
+The instructions are constants of the package, or files of the user's. Recorded text stands only inside the JSON of a
+user message and never becomes part of them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..tokens import as_unicode
+from .base import AnalyzerRequest
 
+
+_MAX_SHOWN_ANSWER = 4000
+
+Message = dict[str, str]
 
 EXTRACTION = """\
 You study how an agent solved a task in an interactive text environment. The user message is one JSON object \
@@ -94,3 +102,20 @@ def load_prompts(folder: str | os.PathLike | None) -> Prompts:
             f"found {', '.join(f'an empty {name}.txt' for name in texts) or 'neither'}."
         )
     return Prompts(**texts)
+
+
+def chat_of(request: AnalyzerRequest) -> list[Message]:
+    """System and user message; for a question asked again also the failed answer and what is wrong with it."""
+    system = request.system
+    if "json" not in system:
+        system += "\n\nThe answer's format is json."  # endpoints refuse JSON mode when no message names it
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": as_unicode(json.dumps(request.payload, ensure_ascii=False))},
+    ]
+    if request.failed is not None:
+        shown = as_unicode(request.failed.text[:_MAX_SHOWN_ANSWER]) or "(empty)"
+        problem = {"problem": request.failed.fault, "task": "Answer again: exactly one JSON object as agreed."}
+        messages.append({"role": "assistant", "content": shown})
+        messages.append({"role": "user", "content": json.dumps(problem)})
+    return messages

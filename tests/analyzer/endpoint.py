@@ -171,7 +171,9 @@ def honest(request: Received) -> str:
     return ExtractiveAnalyzer().complete(AnalyzerRequest(request.stage, "", request.payload)).text
 
 
-OK = Reply("{}")
+NOTHING = '{"evidence": []}'
+"""A readable answer to every question of `request`."""
+OK = Reply(NOTHING)
 ALL_PROVIDERS = ["openai/m", "deepseek/m", "zai/m", "dashscope/m", "hosted_vllm/m", "openrouter/a/m"]
 """One model for each of LiteLLM's routes and of our ways to switch reasoning off."""
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from taspo_trl.analyzer.answers import MAX_CHARS, MAX_DEPTH, parse_object, read_answer
+from taspo_trl.analyzer.answers import MAX_CHARS, MAX_DEPTH, read_answer
 
 
 OBJECT = '{"evidence": [{"evidence_id": "E1", "statement": "open it first"}]}'
@@ -128,7 +128,8 @@ def test_raw_line_breaks_in_strings_stand_for_themselves():
     ],
 )
 def test_anything_else_is_rejected_with_its_reason(text, fault):
-    assert parse_object(text) == (None, fault)
+    read = read_answer(text)
+    assert (read.value, read.fault) == (None, fault)
 
 
 def test_every_prefix_of_an_answer_is_a_reject():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -16,14 +15,14 @@ from typing import Any
 
 from ...errors import AnalyzerError, ConfigurationError
 from ...redaction import Secret
-from ..base import AnalyzerReply, AnalyzerRequest
+from ..base import AnalyzerReply, AnalyzerRequest, Stage
+from ..prompts import chat_of
 from .cache import AnswerCache, Claims, Question, question_of
 from .calls import Caller, Outcome
-from .chat import chat_of
 from .database import Database
 from .failures import UNUSABLE, Failure
-from .health import Health
 from .ledger import Ledger, Totals
+from .pacing import Health
 from .providers import ModelFacts, key_variable, request_form
 from .settings import AnalyzerSettings
 from .transport import RawAnswer, model_facts
@@ -137,12 +136,12 @@ class LiteLLMAnalyzer:
         self._parameters = {**asdict(form), "api_base": settings.api_base}
         self._closed = threading.Event()
         self._caller = Caller(settings, form, key or _stand_in_key(settings, facts.provider), self._closed)
-        self._health = Health()
+        self._health = Health(settings.timeout * settings.attempts)
         path = settings.cache_path
         self._database = Database(path)
         self._database.check()
         self._cache = AnswerCache(self._database, model) if path is not None else None
-        self._claims = Claims(None if path is None else path.with_name(path.name + ".lock"))
+        self._claims = Claims(None if path is None else path.with_name(path.name + ".locks"))
         self._ledger = Ledger(self._database, model, run or uuid.uuid4().hex)
         self._lock = threading.Lock()
         self._said: set[str] = set()
@@ -168,11 +167,11 @@ class LiteLLMAnalyzer:
     def run_totals(self) -> Totals:
         """The same of the whole `run`, over its processes and restarts, without what the cache answered.
 
-        Without a cache, of this object.
+        Without a cache, or one that can be read, of this object.
         """
-        if self._cache is not None:
-            with contextlib.suppress(sqlite3.Error):
-                return self._ledger.run_totals()
+        totals = self._ledger.run_totals() if self._cache is not None else None
+        if totals is not None:
+            return totals
         totals = self.totals
         return replace(totals, calls=totals.calls - totals.cached, cached=0)
 
@@ -191,7 +190,7 @@ class LiteLLMAnalyzer:
                     reply = self._from_cache(question) or self._ask(request, question)
         finally:
             if self._closed.is_set():  # an answer that came in while closing was still filed
-                self._free()
+                self._database.close()
         reply = replace(reply, seconds=time.monotonic() - started)
         self._ledger.count(reply)
         return reply
@@ -200,10 +199,6 @@ class LiteLLMAnalyzer:
         """Give up calls in flight and free threads, connections and files. May be called twice."""
         self._closed.set()
         self._caller.close()
-        self._free()
-
-    def _free(self) -> None:
-        self._claims.close()
         self._database.close()
 
     def _from_cache(self, question: Question) -> AnalyzerReply | None:
@@ -211,7 +206,14 @@ class LiteLLMAnalyzer:
             return None
         try:
             answer = self._cache.get(question)
-        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:  # a damaged file costs a call, not the run
+        except (
+            sqlite3.Error,
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            RecursionError,
+        ) as error:  # a damaged file costs a call, not the run
             self._say("cache", f"The analyzer cache cannot be read: {error}.")
             return None
         return None if answer is None else AnalyzerReply(answer.text, "", answer.finish_reason, is_cached=True)
@@ -221,7 +223,8 @@ class LiteLLMAnalyzer:
         if obstacle:
             return AnalyzerReply(error=obstacle)
         started = time.monotonic()
-        outcome = self._caller.call(request.stage, chat_of(request))
+        attempts = 1 if self._health.is_probing else self.settings.attempts
+        outcome = self._caller.call(request.stage, chat_of(request), attempts)
         reply = _reply_of(outcome, time.monotonic() - started)
         if isinstance(outcome.result, Failure):
             self._book(request.stage, reply)
@@ -240,7 +243,7 @@ class LiteLLMAnalyzer:
             return "budget"
         if self._health.may_call():
             return ""
-        if self.settings.required and not self._health.has_answered:
+        if self.settings.required and self._health.is_refused and not self._health.has_answered:
             raise AnalyzerError(
                 f"The analyzer {self.name} could not be used at its first calls and is not asked again."
             )
@@ -262,7 +265,7 @@ class LiteLLMAnalyzer:
         return True
 
     def _book(
-        self, stage: str, reply: AnalyzerReply, question: Question | None = None, answer: RawAnswer | None = None
+        self, stage: Stage, reply: AnalyzerReply, question: Question | None = None, answer: RawAnswer | None = None
     ) -> None:
         """The answer and its cost reach the disk together, before anything is done with them."""
 
@@ -273,7 +276,8 @@ class LiteLLMAnalyzer:
 
         try:
             self._database.transact(work)
-        except sqlite3.Error as error:  # a full disk must not throw away an answer that is already here
+        except (sqlite3.Error, OSError) as error:  # a full disk must not throw away an answer that is already here
+            self._ledger.keep(reply)
             self._say("cache", f"The analyzer cache cannot be written: {error}. Answers are not kept.")
 
     def _on_failure(self, failure: Failure) -> None:

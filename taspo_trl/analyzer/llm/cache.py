@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ..answers import parse_object
-from ..base import AnalyzerRequest
+from filelock import FileLock, Timeout
+
+from ..answers import read_answer
+from ..base import AnalyzerRequest, Stage
 from ..prompts import PROMPT_VERSION
 from .database import Database
 from .transport import RawAnswer
@@ -62,11 +63,11 @@ def retold(text: str, old_uids: Sequence[str], new_uids: Sequence[str]) -> str |
     """An answer's text with other trajectory uids; None when it cannot be read, so that its uids cannot be found."""
     if tuple(old_uids) == tuple(new_uids):
         return text
-    value, fault = parse_object(text)
-    if fault or len(old_uids) != len(new_uids):
+    read = read_answer(text)
+    if read.fault or len(old_uids) != len(new_uids):
         return None
     names = dict(zip(old_uids, new_uids, strict=True))
-    return json.dumps(_with_names(value, names), ensure_ascii=False)
+    return json.dumps(_with_names(read.value, names), ensure_ascii=False)
 
 
 class AnswerCache:
@@ -86,18 +87,22 @@ class AnswerCache:
     def get(self, question: Question) -> RawAnswer | None:
         """The answer to `question`, told with its uids; None when there is none."""
         row = self._database.read(
-            lambda c: c.execute("SELECT answer FROM answers WHERE key = ?", (question.key,)).fetchone()
+            lambda c: c.execute("SELECT stage, answer FROM answers WHERE key = ?", (question.key,)).fetchone()
         )
         if row is None:
             return None
-        data = json.loads(row[0])
-        text = retold(data["text"], data["uids"], question.uids)
-        if text is None:
+        data = json.loads(row[1])
+        answer = RawAnswer(**{**data["answer"], "text": data["text"]})
+        text = retold(answer.text, data["uids"], question.uids)
+        if text is None or not _is_readable(row[0], answer):
             return None
-        return RawAnswer(**{**data["answer"], "text": text})
+        return replace(answer, text=text)
 
-    def put(self, connection: sqlite3.Connection, question: Question, stage: str, answer: RawAnswer) -> None:
-        """File `answer`, inside the transaction that also books what it cost."""
+    def put(self, connection: sqlite3.Connection, question: Question, stage: Stage, answer: RawAnswer) -> None:
+        """File `answer`, inside the transaction that also books what it cost; not one that cannot be read, which would
+        be found again by every later run."""
+        if not _is_readable(stage, answer):
+            return
         parts = {name: getattr(answer, name) for name in RawAnswer.__dataclass_fields__ if name != "text"}
         data = json.dumps({"text": answer.text, "uids": question.uids, "answer": parts})
         connection.execute(
@@ -109,77 +114,45 @@ class AnswerCache:
 class Claims:
     """One asker for each question at a time, among the threads of all processes that share a cache.
 
-    The others wait and then find the answer in the cache. The kernel drops a process's claims when it dies. On systems
-    without POSIX locks only the threads of one process are kept apart.
+    The others wait and then find the answer in the cache. The system drops a process's claims when it dies.
 
     Args:
-        path (`Path`, *optional*):
-            File whose byte ranges are locked; None = one process only.
+        folder (`Path`, *optional*):
+            Where the lock files are; None = no cache, so that nothing is won by waiting.
     """
 
-    def __init__(self, path: Path | None):
-        self._path = path
-        self._lock = threading.Lock()
-        self._asking: set[str] = set()
-        self._file: IO[bytes] | None = None
-        self._pid = os.getpid()
+    def __init__(self, folder: Path | None):
+        self._folder = folder
 
     @contextlib.contextmanager
     def claim(self, key: str, closed: threading.Event) -> Iterator[None]:
         """Hold `key` inside; gives up waiting when `closed` is set."""
-        while not (is_mine := self._take(key)) and not closed.wait(_POLL_SECONDS):
+        while (release := self._take(key)) is None and not closed.wait(_POLL_SECONDS):
             pass
         try:
             yield
         finally:
-            if is_mine:
-                self._release(key)
+            if release is not None:
+                release()
 
-    def close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-
-    def _take(self, key: str) -> bool:
-        with self._lock:
-            if key in self._asking or not self._lock_range(key):
-                return False
-            self._asking.add(key)
-            return True
-
-    def _release(self, key: str) -> None:
-        with self._lock:
-            self._asking.discard(key)
-            self._unlock_range(key)
-
-    def _lock_range(self, key: str) -> bool:
-        if self._path is None:
-            return True
+    def _take(self, key: str) -> Callable[[], object] | None:
+        """How to give `key` back, or None while someone else has it."""
+        if self._folder is None:
+            return lambda: None
+        # A few thousand files at most; questions that share one wait for each other now and then.
+        lock = FileLock(self._folder / f"{key[:3]}.lock", thread_local=False)
         try:
-            import fcntl
-        except ImportError:
-            return True
-        if self._file is None or self._pid != os.getpid():
-            self._file, self._pid = open(self._path, "ab"), os.getpid()  # noqa: SIM115 - closing it drops every lock
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(key))
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:  # a file system without locks
-            return True
-        return True
-
-    def _unlock_range(self, key: str) -> None:
-        if self._file is not None:
-            import fcntl
-
-            with contextlib.suppress(OSError):
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _offset(key))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            return None
+        except (OSError, NotImplementedError):  # a file system without locks: better paid twice than not at all
+            return lambda: None
+        return lock.release
 
 
-def _offset(key: str) -> int:
-    return int(key[:15], 16)
+def _is_readable(stage: Stage, answer: RawAnswer) -> bool:
+    return not read_answer(answer.text, answer.finish_reason == "length", stage).fault
 
 
 def _numbered(value: Any, uids: dict[str, int]) -> Any:

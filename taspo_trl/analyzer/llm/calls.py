@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...redaction import Secret
-from .chat import Message, estimated_tokens
+from ..prompts import Message
 from .failures import TRANSIENT, Failure
 from .pacing import Pace, backoff_seconds
 from .providers import RequestForm
@@ -22,6 +22,7 @@ from .transport import RawAnswer, Transport
 logger = logging.getLogger(__name__)
 
 _FIRST_CALL_SECONDS = 0.5
+_CHARS_PER_TOKEN = 3.5
 _MAX_ASKED_WAIT = 60.0  # seconds; the step's time is better spent on plain GRPO weights
 
 
@@ -57,9 +58,9 @@ class Caller:
         self._first_call = threading.Lock()
         self._has_learned = threading.Event()
 
-    def call(self, stage: str, messages: Sequence[Message]) -> Outcome:
+    def call(self, stage: str, messages: Sequence[Message], attempts: int) -> Outcome:
         """Ask until there is an answer or `attempts` requests have failed in a way that another try may mend."""
-        estimate = estimated_tokens(*(message["content"] for message in messages))
+        estimate = _estimated_tokens(*(message["content"] for message in messages))
         num_requests = num_attempts = 0
         waited = 0.0
         while True:
@@ -78,7 +79,7 @@ class Caller:
                 continue  # another form of the question, not another attempt at the same one
             num_attempts += 1
             wait = (result.retry_after or 0.0) * self._rng.uniform(1.0, 1.1)
-            is_final = result.kind not in TRANSIENT or num_attempts >= self._settings.attempts
+            is_final = result.kind not in TRANSIENT or num_attempts >= attempts
             if is_final or wait > max(_MAX_ASKED_WAIT, self._settings.timeout):
                 return Outcome(result, num_requests, waited)
             if result.retry_after is not None:
@@ -143,9 +144,14 @@ class Caller:
         prompt_tokens = estimate if answer.prompt_tokens is None else answer.prompt_tokens
         completion_tokens = answer.completion_tokens
         if completion_tokens is None:
-            completion_tokens = estimated_tokens(answer.text)
+            completion_tokens = _estimated_tokens(answer.text)
         cost = answer.cost_usd
         if self._settings.prices is not None:
             price_in, price_out = self._settings.prices
             cost = (prompt_tokens * price_in + completion_tokens * price_out) / 1e6
         return replace(answer, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost)
+
+
+def _estimated_tokens(*texts: str) -> int:
+    """A rough count for limits and budgets, where the server gives none."""
+    return int(sum(map(len, texts)) / _CHARS_PER_TOKEN)

@@ -33,6 +33,8 @@ CREATE INDEX IF NOT EXISTS calls_of_run ON calls (run);
 class Database:
     """A connection that opens on first use, for one process at a time; a forked child opens its own.
 
+    Reading and writing raise `sqlite3.Error` or `OSError`, for a damaged file and a full disk.
+
     Args:
         path (`Path`, *optional*):
             The file; None keeps everything in memory.
@@ -50,8 +52,14 @@ class Database:
         Raises:
             ConfigurationError: it is no database, of another version, or cannot be written.
         """
-        with self._lock:
-            self._open()
+        try:
+            with self._lock:
+                self._open()
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(
+                f"The analyzer cache {self.path} cannot be used: {error}. Pass another file as `cache` (config: "
+                "`analyzer_cache`), delete this one, or switch the cache off."
+            ) from error
 
     def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction; it is on disk when this returns."""
@@ -61,7 +69,8 @@ class Database:
             try:
                 result = work(connection)
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # a full disk has ended it already
+                    connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
             return result
@@ -87,18 +96,12 @@ class Database:
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
-    try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        _prepare(connection)
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigurationError(
-            f"The analyzer cache {path} cannot be used: {error}. Pass another file as `cache` (config: "
-            "`analyzer_cache`), delete this one, or switch the cache off."
-        ) from error
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    _prepare(connection)
     return connection
 
 

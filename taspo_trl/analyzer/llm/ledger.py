@@ -54,6 +54,8 @@ class Ledger:
         self._errors: Counter[str] = Counter()
         self._cost: float | None = None
         self._seconds = 0.0
+        self._unbooked = (0.0, 0)  # USD and tokens that the database could not take
+        self._elsewhere = (0.0, 0)  # what the run had spent beside this analyzer, when the database was last read
 
     def count(self, reply: AnalyzerReply) -> None:
         """Add a call to the totals."""
@@ -87,6 +89,12 @@ class Ledger:
             ),
         )
 
+    def keep(self, reply: AnalyzerReply) -> None:
+        """Remember a call whose row could not be written: a budget counts it all the same."""
+        tokens = (reply.prompt_tokens or 0) + (reply.completion_tokens or 0)
+        with self._lock:
+            self._unbooked = (self._unbooked[0] + (reply.cost_usd or 0.0), self._unbooked[1] + tokens)
+
     def totals(self) -> Totals:
         """What this analyzer has done so far."""
         with self._lock:
@@ -97,8 +105,11 @@ class Ledger:
                 errors=dict(self._errors),
             )
 
-    def run_totals(self) -> Totals:
-        """The calls of the whole run that reached its model, over all processes and restarts of it."""
+    def run_totals(self) -> Totals | None:
+        """The calls of the whole run that reached its model, over all processes and restarts of it.
+
+        None where the database cannot be read.
+        """
 
         def work(connection: sqlite3.Connection) -> tuple[tuple, list[tuple]]:
             sums = connection.execute(
@@ -111,7 +122,10 @@ class Ledger:
             ).fetchall()
             return sums, errors
 
-        (calls, requests, prompt_tokens, completion_tokens, cost, seconds), errors = self._database.read(work)
+        try:
+            (calls, requests, prompt_tokens, completion_tokens, cost, seconds), errors = self._database.read(work)
+        except (sqlite3.Error, OSError):
+            return None
         return Totals(
             calls=calls,
             requests=int(requests),
@@ -123,14 +137,26 @@ class Ledger:
         )
 
     def spent(self) -> tuple[float, int]:
-        """(USD, tokens) of the whole run, over all processes and restarts of it."""
-        row = self._database.read(
-            lambda c: c.execute(
-                "SELECT TOTAL(cost_usd), TOTAL(prompt_tokens) + TOTAL(completion_tokens) FROM calls WHERE run = ?",
-                (self._run,),
-            ).fetchone()
-        )
-        return float(row[0]), int(row[1])
+        """(USD, tokens) of the whole run, over all processes and restarts of it.
+
+        Where the database cannot be read: what it said last, and what this analyzer has spent itself.
+        """
+        try:
+            row = self._database.read(
+                lambda c: c.execute(
+                    "SELECT TOTAL(cost_usd), TOTAL(prompt_tokens) + TOTAL(completion_tokens) FROM calls WHERE run = ?",
+                    (self._run,),
+                ).fetchone()
+            )
+        except (sqlite3.Error, OSError):
+            row = None
+        own = self.totals()
+        own_usd = own.cost_usd or 0.0
+        with self._lock:
+            if row is not None:
+                usd, tokens = float(row[0]) + self._unbooked[0], int(row[1]) + self._unbooked[1]
+                self._elsewhere = (usd - own_usd, tokens - own.tokens)
+            return self._elsewhere[0] + own_usd, self._elsewhere[1] + own.tokens
 
 
 _COUNTED = ("calls", "cached", "requests", "prompt_tokens", "completion_tokens")

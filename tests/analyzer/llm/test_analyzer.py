@@ -7,13 +7,14 @@ import socket
 import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from taspo_trl.analyzer import ExtractiveAnalyzer, LiteLLMAnalyzer
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest, FailedAnswer
-from taspo_trl.analyzer.llm.chat import chat_of
-from taspo_trl.analyzer.llm.health import Health
+from taspo_trl.analyzer.llm.pacing import Health
+from taspo_trl.analyzer.prompts import chat_of
 from taspo_trl.errors import AnalyzerError
 from taspo_trl.guidance.block import Composer
 from taspo_trl.guidance.constructions import AlignedConstruction
@@ -115,8 +116,49 @@ def test_a_pause_ends_with_one_probe_and_grows():
     assert health.may_call()
     health.succeeded()
     assert health.may_call() and health.may_call()
-    assert [bool(health.failed("timeout")) for _ in range(16)] == [False] * 7 + [True] + [False] * 8
-    assert health.may_call(), "what another try may mend pauses nothing"
+
+
+def test_failures_that_another_try_may_mend_pause_the_calls_too_but_not_for_long():
+    now = [0.0]
+    health = Health(probe_seconds=360.0, clock=lambda: now[0])
+    for _ in range(3):
+        assert not health.failed("timeout") and health.may_call()
+    health.succeeded()
+    assert [bool(health.failed("timeout")) for _ in range(16)] == [False] * 3 + [True] + [False] * 12
+    assert not health.may_call() and not health.is_refused
+    lengths = []
+    for _ in range(6):
+        ends = now[0]
+        while not health.may_call():
+            now[0] += 1.0
+        lengths.append(now[0] - ends)
+        assert health.is_probing and not health.may_call()
+        now[0] += 300.0
+        assert not health.may_call(), "a probe may take its time"
+        health.failed("timeout")
+    assert lengths == [60, 120, 240, 480, 600, 600]
+    now[0] += 600.0
+    assert health.may_call()
+    health.succeeded()
+    assert health.may_call() and not health.is_probing
+
+
+def test_an_endpoint_that_hangs_costs_a_batch_its_first_questions_and_the_next_one_a_probe(serve, make_analyzer):
+    endpoint = serve(lambda received, number: Reply(delay=30.0))
+    analyzer = make_analyzer(endpoint, timeout=0.3, attempts=2)
+    analyzer._health._clock = lambda: now[0]
+    now = [0.0]
+    with ThreadPoolExecutor(4) as workers:
+        replies = list(workers.map(analyzer.complete, [request(number) for number in range(40)]))
+    errors = [reply.error for reply in replies]
+    assert set(errors) == {"timeout", "paused"} and 4 <= errors.count("timeout") <= 7
+    assert len(endpoint.received) <= 2 * 7
+    now[0], asked = 61.0, len(endpoint.received)
+    errors = [analyzer.complete(request(number)).error for number in range(40, 80)]
+    assert errors == ["timeout"] + ["paused"] * 39 and len(endpoint.received) == asked + 1, "one attempt"
+    endpoint.script = lambda received, number: OK
+    now[0] += 121.0
+    assert [analyzer.complete(request(number)).error for number in range(80, 90)] == [""] * 10
 
 
 def test_a_context_that_is_too_long_is_one_request(serve, make_analyzer, caplog):

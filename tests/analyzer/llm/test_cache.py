@@ -45,7 +45,7 @@ def cache(tmp_path) -> AnswerCache:
     return AnswerCache(Database(tmp_path / "a.sqlite"), "m")
 
 
-def put(cache: AnswerCache, question: Question, text: str = "{}", **values: Any) -> None:
+def put(cache: AnswerCache, question: Question, text: str = '{"evidence": []}', **values: Any) -> None:
     cache._database.transact(lambda c: cache.put(c, question, "extraction", RawAnswer(text, **values)))
 
 
@@ -105,16 +105,34 @@ def test_uids_may_change_places():
     assert [source["traj_uid"] for source in told["evidence"][0]["sources"]] == ["b", "a", "?"]
 
 
-def test_an_answer_that_cannot_be_read_is_only_told_under_its_own_uids(cache):
+@pytest.mark.parametrize(
+    "text", ["", " ", "no json at all", "null", "{}", '{"evidence": null}', '{"evidence": [', "[]"]
+)
+def test_an_answer_that_cannot_be_read_is_not_kept_and_not_found_where_one_was(cache, text):
     question = question_of("m", PARAMETERS, two("a", "b"))
-    put(cache, question, "no json at all")
-    assert cache.get(question).text == "no json at all"
-    assert cache.get(question_of("m", PARAMETERS, two("x", "y"))) is None
+    put(cache, question, text)
+    assert cache.get(question) is None
+    assert cache._database.read(lambda c: c.execute("SELECT COUNT(*) FROM answers").fetchone()) == (0,)
+    # A file of before may hold one.
+    data = json.dumps({"text": text, "uids": question.uids, "answer": {}})
+    row = (question.key, "m", "extraction", 0.0, data)
+    cache._database.transact(lambda c: c.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", row))
+    assert cache.get(question) is None
+    put(cache, question)
+    assert cache.get(question) is not None
+
+
+def test_a_whole_answer_that_the_server_calls_cut_is_kept(cache):
+    question = question_of("m", PARAMETERS, two("a", "b"))
+    put(cache, question, '{"evidence": [', finish_reason="length")
+    assert cache.get(question) is None
+    put(cache, question, finish_reason="length")
+    assert cache.get(question).finish_reason == "length"
 
 
 def test_an_answer_comes_back_as_it_was(cache):
     question = question_of("m", PARAMETERS, two("a", "b"))
-    answer = RawAnswer('{"evidence": []} é \N{SNOWMAN}\u2028', "length", 10, 20, 0.5, True)
+    answer = RawAnswer('{"evidence": ["é \N{SNOWMAN}\u2028"]}', "length", 10, 20, 0.5, True)
     cache._database.transact(lambda c: cache.put(c, question, "extraction", answer))
     assert cache.get(question) == answer
     assert cache.get(question_of("n", PARAMETERS, two("a", "b"))) is None
@@ -158,8 +176,8 @@ def test_a_cache_can_be_closed_twice_and_opens_again(cache):
 def test_many_threads_share_one_file(cache):
     def work(k: int) -> None:
         for n in range(20):
-            put(cache, Question(f"{k}-{n}", ()), f'{{"k": {k}}}')
-            assert cache.get(Question(f"{k}-{n}", ())).text == f'{{"k": {k}}}'
+            put(cache, Question(f"{k}-{n}", ()), f'{{"evidence": [{k}]}}')
+            assert cache.get(Question(f"{k}-{n}", ())).text == f'{{"evidence": [{k}]}}'
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for thread in threads:
@@ -171,13 +189,14 @@ def test_many_threads_share_one_file(cache):
 
 WRITER = """
 import sys
-from taspo_trl.analyzer.cache import AnswerCache, Question
-from taspo_trl.analyzer.database import Database
-from taspo_trl.analyzer.transport import RawAnswer
+from taspo_trl.analyzer.llm.cache import AnswerCache, Question
+from taspo_trl.analyzer.llm.database import Database
+from taspo_trl.analyzer.llm.transport import RawAnswer
 cache = AnswerCache(Database(__import__("pathlib").Path(sys.argv[1])), "m")
 for n in range(10**6):
     key = f"{sys.argv[2]}-{n}"
-    cache._database.transact(lambda c: cache.put(c, Question(key, ()), "extraction", RawAnswer('{"n": %d}' % n)))
+    answer = RawAnswer('{"evidence": [%d]}' % n)
+    cache._database.transact(lambda c: cache.put(c, Question(key, ()), "extraction", answer))
     print(n, flush=True)
 """
 
@@ -201,7 +220,7 @@ def test_a_kill_at_any_moment_loses_no_answer_that_was_filed(tmp_path):
         for writer, name in zip(writers, "ab", strict=True):
             last = int((writer.communicate()[0].split() or ["0"])[-1])
             for n in range(last + 1):
-                assert cache.get(Question(f"{attempt}{name}-{n}", ())).text == f'{{"n": {n}}}'
+                assert cache.get(Question(f"{attempt}{name}-{n}", ())).text == f'{{"evidence": [{n}]}}'
         assert cache._database.read(lambda c: c.execute("PRAGMA integrity_check").fetchone()) == ("ok",)
         cache._database.close()
 
@@ -236,14 +255,13 @@ def test_whoever_gives_up_waiting_takes_nothing_away(tmp_path):
     with claims.claim("a" * 64, open_event):
         with claims.claim("a" * 64, closed):
             pass  # let through because everything is closing
-        assert not claims._take("a" * 64), "the first claim still holds"
-    assert claims._take("a" * 64)
-    claims.close()
+        assert claims._take("a" * 64) is None, "the first claim still holds"
+    assert claims._take("a" * 64) is not None
 
 
 HOLDER = """
 import sys, threading, pathlib, time
-from taspo_trl.analyzer.cache import Claims
+from taspo_trl.analyzer.llm.cache import Claims
 with Claims(pathlib.Path(sys.argv[1])).claim("a" * 64, threading.Event()):
     print("held", flush=True)
     time.sleep(60)
@@ -254,8 +272,7 @@ def test_a_claim_of_another_process_holds_until_that_process_dies(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     claims = Claims(tmp_path / "lock")
-    assert not claims._take("a" * 64) and claims._take("b" * 64)
+    assert claims._take("a" * 64) is None and claims._take("b" * 64) is not None
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
-    assert claims._take("a" * 64)
-    claims.close()
+    assert claims._take("a" * 64) is not None

@@ -20,7 +20,7 @@ from taspo_trl.types import Guidance, TrajectoryGroup
 
 from ...tokenizers import byte_bpe
 from ...trajectories import outcomes
-from ..endpoint import Reply, honest
+from ..endpoint import NOTHING, Reply, honest
 
 
 def request(**payload: Any) -> AnalyzerRequest:
@@ -71,24 +71,28 @@ def test_other_trajectories_are_asked_about_anew(serve, make_analyzer, tmp_path)
     assert len(endpoint.received) == 4
 
 
-def test_an_unreadable_answer_and_its_second_try_are_kept_too(serve, make_analyzer, tmp_path):
-    endpoint = serve(lambda received, number: "sorry" if number == 0 else honest(received))
+@pytest.mark.parametrize("bad", ["sorry", "", None, Reply("", finish_reason="content_filter")])
+def test_an_unreadable_answer_is_asked_for_again_by_the_next_run(bad, serve, make_analyzer, tmp_path):
+    endpoint = serve(lambda received, number: bad if isinstance(bad, Reply) else Reply(bad))
     group = outcomes(1, 0)
-    first = guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group)
-    assert len(endpoint.received) == 3 and all(first)
-    assert guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group) == first
-    assert len(endpoint.received) == 3
+    assert not any(guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group))
+    asked = len(endpoint.received)
+    endpoint.script = lambda received, number: honest(received)
+    again = guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group)
+    assert all(again) and len(endpoint.received) == asked + 2
+    assert guide(make_analyzer(endpoint, cache=tmp_path / "a.sqlite"), group) == again
+    assert len(endpoint.received) == asked + 2, "and what could be read is not"
 
 
 def test_another_endpoint_is_another_question(serve, make_analyzer, tmp_path):
-    endpoints = [serve(lambda received, number: "{}") for _ in range(2)]
+    endpoints = [serve(lambda received, number: NOTHING) for _ in range(2)]
     for endpoint in (*endpoints, endpoints[0]):
         make_analyzer(endpoint, cache=tmp_path / "a.sqlite").complete(two("a", "b"))
     assert [len(endpoint.received) for endpoint in endpoints] == [1, 1]
 
 
 def test_a_closed_analyzer_holds_no_file_open(serve, make_analyzer, tmp_path):
-    analyzer = make_analyzer(serve(lambda received, number: "{}"), cache=tmp_path / "a.sqlite")
+    analyzer = make_analyzer(serve(lambda received, number: NOTHING), cache=tmp_path / "a.sqlite")
     analyzer.complete(two("a", "b"))
     assert open_files(tmp_path)
     analyzer.close()
@@ -101,14 +105,14 @@ def open_files(folder: Path) -> list[str]:
 
 
 def test_failures_are_not_kept(serve, make_analyzer, tmp_path):
-    endpoint = serve(lambda received, number: Reply(status=500, error="x") if number == 0 else "{}")
+    endpoint = serve(lambda received, number: Reply(status=500, error="x") if number == 0 else NOTHING)
     analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite", attempts=1)
     assert [analyzer.complete(two("a", "b")).error for _ in range(2)] == ["server_error", ""]
 
 
 def test_without_a_cache_every_question_is_asked(serve, make_analyzer, tmp_path, monkeypatch):
     monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "never"))
-    endpoint = serve(lambda received, number: "{}")
+    endpoint = serve(lambda received, number: NOTHING)
     analyzer = make_analyzer(endpoint, cache=None)
     for _ in range(2):
         analyzer.complete(two("a", "b"))
@@ -117,12 +121,12 @@ def test_without_a_cache_every_question_is_asked(serve, make_analyzer, tmp_path,
 
 def test_the_default_cache_lies_in_the_users_folder(serve, make_analyzer, tmp_path, monkeypatch):
     monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "mine"))
-    make_analyzer(serve(lambda received, number: "{}"), cache="auto").complete(two("a", "b"))
+    make_analyzer(serve(lambda received, number: NOTHING), cache="auto").complete(two("a", "b"))
     assert (tmp_path / "mine" / "analyzer.sqlite").exists()
 
 
 def test_workers_that_ask_the_same_at_once_pay_once(serve, make_analyzer, tmp_path):
-    endpoint = serve(lambda received, number: Reply("{}", delay=0.2))
+    endpoint = serve(lambda received, number: Reply(NOTHING, delay=0.2))
     analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
     replies: list[Any] = []
     threads = [threading.Thread(target=lambda: replies.append(analyzer.complete(two("a", "b")))) for _ in range(4)]
@@ -134,7 +138,7 @@ def test_workers_that_ask_the_same_at_once_pay_once(serve, make_analyzer, tmp_pa
 
 
 def test_a_damaged_cache_costs_calls_and_not_the_run(serve, make_analyzer, tmp_path, caplog):
-    endpoint = serve(lambda received, number: "{}")
+    endpoint = serve(lambda received, number: NOTHING)
     analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite")
     analyzer._database.transact(lambda c: c.execute("DROP TABLE answers"))
     for _ in range(2):
@@ -161,7 +165,7 @@ analyzer.close()
 
 @pytest.mark.slow
 def test_two_processes_that_ask_the_same_pay_once_together(serve, tmp_path):
-    endpoint = serve(lambda received, number: Reply("{}", delay=0.05))
+    endpoint = serve(lambda received, number: Reply(NOTHING, delay=0.05))
     arguments = [sys.executable, "-c", ASKER, endpoint.url, str(tmp_path / "a.sqlite")]
     askers = [
         subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))

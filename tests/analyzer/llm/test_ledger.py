@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sqlite3
 from typing import Any
 
@@ -12,7 +14,7 @@ from taspo_trl.analyzer.llm.database import Database
 from taspo_trl.analyzer.llm.ledger import Ledger, Totals
 from taspo_trl.reporting.metrics import analyzer_metrics
 
-from ..endpoint import Reply
+from ..endpoint import NOTHING, Reply
 
 
 PRICED = "deepseek/deepseek-chat"  # in LiteLLM's price list
@@ -90,7 +92,7 @@ def test_answer_and_cost_are_booked_together_or_not_at_all(tmp_path):
 
 
 def test_every_call_of_an_analyzer_is_booked(serve, make_analyzer, tmp_path):
-    script = [Reply("{}"), Reply(status=500, error="x"), Reply(status=500, error="x"), Reply("{}")]
+    script = [Reply(NOTHING), Reply(status=500, error="x"), Reply(status=500, error="x"), Reply(NOTHING)]
     endpoint = serve(lambda received, number: script[number])
     analyzer = make_analyzer(endpoint, PRICED, api_key="sk-test", cache=tmp_path / "a.sqlite", attempts=2, run="r")
     replies = [analyzer.complete(request(number)) for number in (0, 1, 0, 2)]
@@ -113,8 +115,8 @@ def test_every_call_of_an_analyzer_is_booked(serve, make_analyzer, tmp_path):
 def test_the_metrics_of_a_step_are_those_of_its_calls(serve, make_analyzer, tmp_path):
     script = [
         Reply(status=429, error="x", headers={"retry-after": "0.1"}),
-        Reply("{}"),
-        Reply("{}", finish_reason="length"),
+        Reply(NOTHING),
+        Reply(NOTHING, finish_reason="length"),
     ]
     endpoint = serve(lambda received, number: script[number])
     analyzer = make_analyzer(endpoint, PRICED, api_key="sk-test", cache=tmp_path / "a.sqlite")
@@ -145,7 +147,7 @@ def test_counts_that_the_server_leaves_out_are_estimated(serve, make_analyzer):
 
 @pytest.mark.parametrize("budget", [{"budget_tokens": 300}, {"budget_usd": 0.25}])
 def test_a_budget_stops_new_calls_and_says_so_once(budget, serve, make_analyzer, tmp_path, caplog):
-    endpoint = serve(lambda received, number: "{}")
+    endpoint = serve(lambda received, number: NOTHING)
     # 120 tokens and 0.1 USD a call: the third call passes both limits.
     analyzer = make_analyzer(endpoint, cache=tmp_path / "a.sqlite", prices=(1000.0, 0.0), **budget)
     errors = [analyzer.complete(request(number)).error for number in range(6)]
@@ -157,7 +159,7 @@ def test_a_budget_stops_new_calls_and_says_so_once(budget, serve, make_analyzer,
 
 
 def test_a_resumed_run_goes_on_with_what_is_left_of_its_budget(serve, make_analyzer, tmp_path):
-    endpoint = serve(lambda received, number: "{}")
+    endpoint = serve(lambda received, number: NOTHING)
     values = {"cache": tmp_path / "a.sqlite", "budget_tokens": 300, "run": "mine"}
     first = make_analyzer(endpoint, **values)
     assert [first.complete(request(number)).error for number in range(2)] == ["", ""]
@@ -165,3 +167,55 @@ def test_a_resumed_run_goes_on_with_what_is_left_of_its_budget(serve, make_analy
     assert [resumed.complete(request(number)).error for number in range(2, 5)] == ["", "budget", "budget"]
     assert make_analyzer(endpoint, **{**values, "run": "another"}).complete(request(9)).error == ""
     assert make_analyzer(endpoint, **{**values, "run": None}).complete(request(10)).error == "", "counts only itself"
+
+
+def full(analyzer: Any) -> None:
+    """From here on the disk has no room for another page."""
+    analyzer._database.transact(lambda c: None)
+    analyzer._database.read(lambda c: c.execute("PRAGMA max_page_count = 1").fetchone())
+
+
+def dropped(analyzer: Any) -> None:
+    analyzer._database.transact(lambda c: c.execute("DROP TABLE calls"))
+
+
+def overwritten(analyzer: Any) -> None:
+    analyzer._database.close()
+    analyzer._database.path.write_bytes(b"no database any more " * 1000)
+
+
+def gone(analyzer: Any) -> None:
+    """The folder has become a file."""
+    analyzer._database.close()
+    shutil.rmtree(analyzer._database.path.parent)
+    analyzer._database.path.parent.write_text("")
+
+
+@pytest.mark.parametrize("damage", [full, dropped, overwritten, gone])
+@pytest.mark.parametrize("budget", [{"budget_tokens": 600}, {"budget_usd": 0.5}])
+def test_a_budget_holds_when_the_file_does_not(damage, budget, serve, make_analyzer, tmp_path, caplog):
+    endpoint = serve(lambda received, number: json.dumps({"evidence": ["x" * 50_000]}))
+    values = {"cache": tmp_path / "folder" / "a.sqlite", "prices": (1000.0, 0.0), "run": "mine", **budget}
+    before = make_analyzer(endpoint, **values)
+    before.complete(request(0))
+    before.close()
+    analyzer = make_analyzer(endpoint, **values)
+    assert analyzer.complete(request(1)).error == ""
+    damage(analyzer)
+    errors = [analyzer.complete(request(number)).error for number in range(2, 8)]
+    # 120 tokens and 0.1 USD a call, of which two were before the damage and the fifth uses the budget up.
+    assert errors == ["", "", ""] + ["budget"] * 3
+    assert len(endpoint.received) == 5
+    assert sum("The analyzer cache cannot be" in record.getMessage() for record in caplog.records) == 1
+    assert analyzer.run_totals.calls >= 2 and analyzer.totals.calls == 7
+
+
+@pytest.mark.parametrize("count", [2**63, 2**200, -1, "many", 1.5, None, True, [1]])
+def test_counts_that_cannot_be_are_estimated(count, serve, make_analyzer, tmp_path):
+    endpoint = serve(lambda received, number: Reply(NOTHING, usage={"prompt_tokens": count, "completion_tokens": 20}))
+    analyzer = make_analyzer(endpoint, PRICED, api_key="sk-test", cache=tmp_path / "a.sqlite", budget_tokens=10**6)
+    one = analyzer.complete(request())
+    if not one.error:  # LiteLLM itself refuses some
+        assert 0 < one.prompt_tokens < 10**9 and 0 <= one.completion_tokens <= 20
+        assert one.cost_usd is None or 0 < one.cost_usd < 10**9
+    assert analyzer._ledger.spent()[1] < 10**9
