@@ -115,6 +115,16 @@ def test_similar_texts_are_one_state_when_asked():
     )
 
 
+def test_the_order_of_trajectories_does_not_decide_what_is_similar():
+    # "aaaa" is like "aaab" and "aaab" like "aabb" (ratio 3/4), but the first is not like the last (2/4).
+    members = [toy.play(text, (text, "A", "x"), float(i == 2)) for i, text in enumerate(("aaaa", "aaab", "aabb"))]
+    rule = GiGPO("mean_norm", similarity=0.75)
+    values = dict(zip(["aaaa", "aaab", "aabb"], rule(toy.batch(toy.group(*members))), strict=True))
+    assert values["aaaa"] == values["aaab"] == pytest.approx([-1 / 3])
+    turned = rule(toy.batch(toy.group(*members[::-1])))
+    assert dict(zip(["aabb", "aaab", "aaaa"], turned, strict=True)) == values
+
+
 def test_similarity_of_what_is_no_text_is_refused():
     batch = toy.batch(state_key=lambda trajectory, t: (toy.observation(trajectory, t), None))
     with pytest.raises(ConfigurationError, match=r"`similarity` \(0.95\) compares texts.*'observation'"):

@@ -62,6 +62,20 @@ def test_ways_are_joined_from_several_trajectories():
     assert c[1] == 0.0
 
 
+def test_a_state_without_a_way_is_one_further_than_the_furthest():
+    # s0 and s1 are one step away, and nothing is further: x, which has no way, counts as two.
+    group = toy.group(
+        toy.play("a", ("s0", "A", "solved"), 1.0),
+        toy.play("b", ("s0", "B", "s1", "A", "solved"), 1.0),
+        toy.play("c", ("s0", "C", "x")),
+    )
+    worth = [10 * 0.5**0, 10 * 0.5**1, 10 * 0.5**2]
+    mean = sum(worth) / 3
+    std = (sum((r - mean) ** 2 for r in worth) / 2) ** 0.5
+    values = term(toy.batch(group), gamma=0.5)
+    assert [row[0] for row in values] == pytest.approx([(r - mean) / std for r in worth], abs=1e-6)
+
+
 def test_what_is_seen_at_the_goal_is_no_state():
     # The success ends with the text that another turn started from: that turn does not stand at the goal.
     group = toy.group(

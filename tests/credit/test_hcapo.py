@@ -83,8 +83,17 @@ def test_likelihoods_that_underflow_still_compare():
 def test_failures_are_not_asked():
     batch = scored()
     failing = batch.trajectories[1]
-    scores = {**batch.scores, ("b", 0): toy.score(failing.turns[0], outcome=(5.0, 5.0))}
+    scores = {
+        **batch.scores,
+        ("b", 0): toy.score(failing.turns[0], outcome=(-9.0, -9.0)),
+        ("b", 1): toy.score(failing.turns[1], outcome=(-1.0, -1.0)),
+    }
     assert HCAPO()(toy.batch(scores=scores)) == HCAPO()(batch)
+    # Not even those with a reward of their own: Q_b = .3 (.95, 1) whatever hindsight says.
+    members = [*batch.trajectories[:1], toy.play("b", toy.PATHS["b"], 0.3, success=False)]
+    assert HCAPO()(toy.batch(toy.group(*members), scores=scores)) == HCAPO()(
+        toy.batch(toy.group(*members), scores=batch.scores)
+    )
 
 
 def test_no_success_gives_zero():
