@@ -18,6 +18,7 @@ pytest.importorskip("textworld", reason="the alfworld extra is not installed")
 pytest.importorskip("alfworld", reason="the alfworld extra is not installed")
 
 from mementos.core import _memento_cache
+from textworld.generator.game import EntityInfo
 
 from taspo_trl.environments.alfworld import grammar
 from taspo_trl.environments.alfworld.cache import DiskCache
@@ -252,3 +253,76 @@ def test_an_entry_is_whole_or_absent(tmp_path):
     reader.join(timeout=10.0)
     assert seen[-1] == entry
     assert set(seen) <= {b"", entry}
+
+
+# ---- what a grammar may say -----------------------------------------------------------------------------------------
+
+
+def said(text: str) -> str:
+    """`text` with the mug bound to `o` and a thing without a name of its own to `r`."""
+    mug, place = EntityInfo("mug_1", "object"), EntityInfo("desk_1", "receptacle")
+    mug.name, mug.indefinite, place.name = "mug 1", "a", ""
+    context = {"state": None, "entity_infos": {}, "variables": {"o": mug, "r": place}, "mapping": {}}
+    return grammar.Grammar({}).derive(text, context)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("You take {o.indefinite} {o.name}.", "You take a mug 1."),
+        ("{o}", "mug 1"),
+        ("{ o.name }", "mug 1"),
+        ("{r.name or r.id}", "desk_1"),
+        ("{o.name or o.id}", "mug 1"),
+        ("{o.desc}", "None"),
+        ("{o.indefinite + ' ' + o.name }", "a mug 1"),
+        ("{r.name or o.indefinite + ' or ' + r.id}", "a or desk_1"),
+    ],
+)
+def test_braces_name_an_entity_and_an_attribute(text, expected):
+    assert said(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{o.__class__}",
+        "{o.__class__.__init__.__globals__}",
+        "{o.__init__.__globals__.get('os').system('touch ran')}",
+        "{().__class__.__base__.__subclasses__()}",
+        "{__import__('os').system('touch ran')}",
+        "{o.name.format}",
+        "{o.name()}",
+        "{5}",
+        "{o.name + 5}",
+        "{o.name o.id}",
+        "{o.name + + o.id}",
+        "{o.name + '\\x41'}",
+        "{o.name or __import__('os')}",
+        "{o.name or}",
+        "{or}",
+        "{o.nаme}",
+        "{lambda: 0}",
+    ],
+)
+def test_nothing_else_in_braces_is_executed(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="grammar"):
+        said(text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_entity_that_is_not_there_is_no_command_without_effect():
+    with pytest.raises(NameError, match="'x'"):
+        said("{x.name}")
+
+
+def test_a_game_file_that_would_run_a_command_is_refused_when_it_is_begun(tmp_path):
+    game = json.loads(game_path(0).read_text())
+    command = f"{{r.__class__.__init__.__globals__.get('__builtins__').get('open')('{tmp_path}/ran', 'w')}}"
+    changed = game["grammar"].replace("{r.name}", command)
+    assert changed != game["grammar"]
+    engine = Engine()
+    with pytest.raises(ConfigurationError, match="grammar holds"):
+        engine.start(Game(game["pddl_domain"], game["pddl_problem"], changed))
+    assert not (tmp_path / "ran").exists()

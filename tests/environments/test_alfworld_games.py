@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,30 @@ def test_a_size_that_the_split_does_not_have_is_refused(tmp_path, size):
 def test_a_row_of_another_data_folder_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(ConfigurationError, match=r"nope/a/b/game.tw-pddl is not in .*ALFWORLD_DATA"):
         find_game_file("nope/a/b/game.tw-pddl", tmp_path)
+
+
+def test_a_row_cannot_name_a_file_outside_of_the_data_folder(tmp_path):
+    outside = write_game(tmp_path / "elsewhere", f"{PICK}/trial_T1")
+    data = tmp_path / "data"
+    inside = write_game(data / "train", f"{PICK}/trial_T1")
+    (data / "linked").symlink_to(outside.parent, target_is_directory=True)
+    climbing = Path("..") / outside.relative_to(tmp_path)
+    for name in (
+        str(outside),
+        str(climbing),
+        f"train/../{climbing}",
+        f"linked/{outside.name}",
+        f"embedded/../../{outside}",
+    ):
+        with pytest.raises(ConfigurationError, match="leads out of"):
+            find_game_file(name, data)
+    assert find_game_file(f"train/../{inside.relative_to(data)}", data).samefile(inside)
+
+
+def test_the_data_folder_itself_may_be_a_link(tmp_path):
+    path = write_game(tmp_path / "real" / "train", f"{PICK}/trial_T1")
+    (tmp_path / "data").symlink_to(tmp_path / "real", target_is_directory=True)
+    assert find_game_file(str(path.relative_to(tmp_path / "real")), tmp_path / "data").samefile(path)
 
 
 @pytest.mark.parametrize("content", [[], {"grammar": ""}, "text"])

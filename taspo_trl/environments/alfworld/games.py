@@ -118,9 +118,17 @@ def find_game_file(game_file: str, data: str | os.PathLike[str] | None = None) -
             Relative to the data folder; `embedded/...` is a self-made game wherever the data folder is.
         data (`str` or `PathLike`, *optional*):
             As in [`data_folder`].
+
+    Raises:
+        ConfigurationError: there is no such file, or it lies outside of the data folder, links followed.
     """
     folder = data_folder(EMBEDDED if game_file.startswith(f"{EMBEDDED}/") else data)
     path = folder / game_file
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigurationError(
+            f"The game {game_file} leads out of {folder}: a row names a file inside the data folder, relative to it. "
+            "Correct the row, or set `ALFWORLD_DATA` or `ALFWorldEnvironment(data=...)` to the folder that holds it."
+        )
     if not path.is_file():
         raise ConfigurationError(
             f"The game {game_file} is not in {folder}. Set `ALFWORLD_DATA` or `ALFWorldEnvironment(data=...)` to the "

@@ -2,22 +2,27 @@
 
 TextWorld parses a template anew for every command of every turn and deep-copies the bindings at every symbol: nearly
 all of the cost of a turn. Here symbols are values in a cache, and bindings are handed down instead of copied. The
-texts are those of `textworld.envs.pddl.textgen`, character for character. Its parsers keep module-level state: call
-nothing here from two threads at once (`engine.py` holds the lock).
+texts are those of `textworld.envs.pddl.textgen`, character for character. But what stands in braces, which TextWorld
+evaluates as Python, is a small language of its own here: entities' attributes and quoted texts, joined by `+` and `or`;
+a game file may come from anywhere. TextWorld's parsers keep module-level state: call nothing here from two threads at
+once (`engine.py` holds the lock).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 from textworld.envs.pddl import logic as pddl_logic
 from textworld.envs.pddl import textgen
+from textworld.generator.game import EntityInfo
 from textworld.logic import Rule, State
+
+from ...errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Grammar:
             case textgen.NonterminalSymbol():
                 yield from self._expand_all(self._production(symbol, bindings), bindings)
             case textgen.EvalSymbol():
-                yield str(eval(_compile(symbol.expression), {"__builtins__": {}}, bindings.variables))
+                yield _value_of(symbol.expression, bindings.variables)
             case textgen.ConditionalSymbol():
                 for bound in _given(symbol, bindings):
                     yield from self._expand(symbol.expression, bound)
@@ -117,6 +122,9 @@ def parse_grammar(text: str) -> tuple[Mapping[str, pddl_logic.Action], Grammar]:
             rules.update(json.loads("\n".join(lines)))
         elif isinstance(part, pddl_logic.model.ActionGrammarNode):
             rules.update(json.loads(converter._unescape_block(part.code)))
+    for action in actions.values():
+        for template in (action.template, action.feedback_rule):
+            parse_symbols(template)
     productions = {
         name: [Production(parse_symbols(rule["rhs"]), rule.get("condition", "")) for rule in alternatives]
         for name, alternatives in rules.items()
@@ -128,7 +136,10 @@ def parse_grammar(text: str) -> tuple[Mapping[str, pddl_logic.Action], Grammar]:
 @lru_cache(maxsize=4096)
 def parse_symbols(text: str) -> tuple[textgen.Symbol, ...]:
     """The symbols of a right-hand side or template. Shared: never change them."""
-    return tuple(textgen._parse_and_convert(text, rule_name="symbols"))
+    symbols = tuple(textgen._parse_and_convert(text, rule_name="symbols"))
+    for symbol in symbols:
+        _check(symbol)
+    return symbols
 
 
 @lru_cache(maxsize=1024)
@@ -136,9 +147,84 @@ def _parse_query(expression: str) -> Rule:
     return Rule.parse_conjunctive_query(expression)
 
 
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """`entity`, `entity.attribute` or a quoted text."""
+
+    entity: str = ""
+    attribute: str | None = None
+    text: str = ""
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<text>'[^'\\]*'|"[^"\\]*")|(?P<entity>[a-z_]\w*)(?:\.(?P<attribute>[a-z_]\w*))?|(?P<plus>\+))\s*""",
+    re.ASCII | re.IGNORECASE,
+)
+
+
 @lru_cache(maxsize=1024)
-def _compile(expression: str) -> CodeType:
-    return compile(expression.strip(), "<grammar>", "eval")
+def _parse_expression(expression: str) -> tuple[tuple[_Term, ...], ...]:
+    """The alternatives of `term + term or term + term`, each with its terms.
+
+    Raises:
+        ConfigurationError: it is anything else.
+    """
+    alternatives: list[list[_Term]] = [[]]
+    position, wants_term = 0, True
+    while position < len(expression):
+        match = _TOKEN.match(expression, position)
+        if match is None:
+            break
+        position = match.end()
+        is_term = match["plus"] is None and match[0].strip() != "or"
+        if is_term != wants_term or match["attribute"] not in (None, *EntityInfo.__slots__):
+            position = 0
+            break
+        wants_term = not is_term
+        if match["text"]:
+            alternatives[-1].append(_Term(text=match["text"][1:-1]))
+        elif is_term:
+            alternatives[-1].append(_Term(match["entity"], match["attribute"]))
+        elif match["plus"] is None:
+            alternatives.append([])
+    if position < len(expression) or wants_term:
+        raise ConfigurationError(
+            f"The game's grammar holds {{{expression[:80]}}}; in braces there may be entities with one of their "
+            f"attributes ({', '.join(EntityInfo.__slots__)}) and quoted texts, for example {{o.name or o.id}} or "
+            "{o.indefinite + ' ' + o.name}. Use the grammar that ALFWorld ships."
+        )
+    return tuple(map(tuple, alternatives))
+
+
+def _value_of(expression: str, entities: Mapping[str, Any]) -> str:
+    """The text that an expression in braces stands for: the first alternative that is not empty, else the last."""
+    value: Any = None
+    for terms in _parse_expression(expression):
+        values = [_term_value(term, entities) for term in terms]
+        value = values[0] if len(values) == 1 else "".join(map(str, values))
+        if value:
+            break
+    return str(value)
+
+
+def _term_value(term: _Term, entities: Mapping[str, Any]) -> Any:
+    if not term.entity:
+        return term.text
+    entity = entities.get(term.entity)
+    if not isinstance(entity, EntityInfo):  # no ValueError: TextWorld would take it for a command without effect
+        raise NameError(f"The game's grammar speaks of {term.entity!r}, which is no entity here.")
+    return entity if term.attribute is None else getattr(entity, term.attribute)
+
+
+def _check(symbol: textgen.Symbol) -> None:
+    """Refuse an expression when its game is begun, and not in the middle of it."""
+    match symbol:
+        case textgen.EvalSymbol():
+            _parse_expression(symbol.expression)
+        case textgen.ConditionalSymbol():
+            _check(symbol.expression)
+        case textgen.ListSymbol():
+            _check(symbol.symbol)
 
 
 def _given(symbol: textgen.ConditionalSymbol, bindings: Bindings) -> Iterable[Bindings]:
