@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -282,8 +283,7 @@ assert os.listdir(tempfile.gettempdir()) == [], os.listdir(tempfile.gettempdir()
 
 def test_another_data_folder_is_given_to_the_class(tmp_path):
     source = embedded.embedded_folder() / "embedded"
-    (tmp_path / "json_2.1.1").mkdir()
-    (tmp_path / "json_2.1.1" / "valid_seen").symlink_to(source / "valid_seen")
+    shutil.copytree(source / "valid_seen", tmp_path / "json_2.1.1" / "valid_seen")
     dataset = ALFWorldEnvironment.dataset("valid_seen", data=tmp_path)
     assert dataset[0]["task_id"].startswith("valid_seen/look_at_obj_in_light-")
     environment = partial(ALFWorldEnvironment, data=tmp_path)()

@@ -167,6 +167,14 @@ def test_a_row_cannot_name_a_file_outside_of_the_data_folder(tmp_path):
     assert find_game_file(f"train/../{inside.relative_to(data)}", data).samefile(inside)
 
 
+def test_a_split_that_is_a_link_out_of_the_data_folder_is_refused_when_it_is_looked_for(tmp_path):
+    write_game(tmp_path / "elsewhere" / "train", f"{PICK}/trial_T1")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "elsewhere" / "train")
+    with pytest.raises(ConfigurationError, match="leads out of"):
+        find_games("train", tmp_path / "data")
+
+
 def test_the_data_folder_itself_may_be_a_link(tmp_path):
     path = write_game(tmp_path / "real" / "train", f"{PICK}/trial_T1")
     (tmp_path / "data").symlink_to(tmp_path / "real", target_is_directory=True)

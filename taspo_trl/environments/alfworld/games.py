@@ -87,10 +87,11 @@ def find_games(split: str, data: str | os.PathLike[str] | None = None) -> list[G
     as in the benchmark.
 
     Raises:
-        ConfigurationError: there is no such split, or no game in it.
+        ConfigurationError: there is no such split, no game in it, or it is a link that leads out of the data folder.
     """
     folder = data_folder(data)
     split_folder = _split_folder(folder, split)
+    _refuse_outside(split_folder, folder)
     entries, num_skipped = [], Counter[str]()
     for path in sorted(split_folder.glob(f"*/*/{GAME_FILE}")):
         task_name = path.parts[-3]
@@ -124,17 +125,22 @@ def find_game_file(game_file: str, data: str | os.PathLike[str] | None = None) -
     """
     folder = data_folder(EMBEDDED if game_file.startswith(f"{EMBEDDED}/") else data)
     path = folder / game_file
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigurationError(
-            f"The game {game_file} leads out of {folder}: a row names a file inside the data folder, relative to it. "
-            "Correct the row, or set `ALFWORLD_DATA` or `ALFWorldEnvironment(data=...)` to the folder that holds it."
-        )
+    _refuse_outside(path, folder)
     if not path.is_file():
         raise ConfigurationError(
             f"The game {game_file} is not in {folder}. Set `ALFWORLD_DATA` or `ALFWorldEnvironment(data=...)` to the "
             f"folder from which the dataset was made. {_REMEDY}"
         )
     return path
+
+
+def _refuse_outside(path: Path, folder: Path) -> None:
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigurationError(
+            f"{path} leads out of {folder}: games lie inside the data folder, links followed, and rows name them "
+            "relative to it. Set `ALFWORLD_DATA` or `ALFWorldEnvironment(data=...)` to the folder that really holds "
+            "them."
+        )
 
 
 def family_of(game_file: str) -> str:
