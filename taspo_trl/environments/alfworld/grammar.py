@@ -4,8 +4,8 @@ TextWorld parses a template anew for every command of every turn and deep-copies
 all of the cost of a turn. Here symbols are values in a cache, and bindings are handed down instead of copied. The
 texts are those of `textworld.envs.pddl.textgen`, character for character. But what stands in braces, which TextWorld
 evaluates as Python, is a small language of its own here: entities' attributes and quoted texts, joined by `+` and
-`or`; a game file may come from anywhere. TextWorld's parsers keep module-level state: call nothing here from two threads
-at once (`engine.py` holds the lock).
+`or`; a game file may come from anywhere. TextWorld's parsers keep module-level state: call nothing here from two
+threads at once (`engine.py` holds the lock).
 """
 
 from __future__ import annotations
