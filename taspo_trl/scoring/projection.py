@@ -89,9 +89,11 @@ def add_selected_projection(
         cache = getattr(outputs, cache_keyword(self), None) if kwargs.get("use_cache") else None
         if len(selected_positions) == 0:
             return SelectedOutput(logps=hidden.new_zeros(0), cache=cache)
+        weight, bias = _whole(head)
         logps, entropies = _project(
             hidden,
-            head,
+            weight,
+            bias,
             selected_targets,
             temperature=temperature,
             scale=scale,
@@ -102,7 +104,7 @@ def add_selected_projection(
         output = SelectedOutput(logps=logps, entropies=entropies, cache=cache)
         if selected_distribution is not None:
             if selected_distribution.reduce is not None:
-                own = head_of(self, temperature, cast_lm_head_to_fp32)
+                own = _make_head(weight, bias, scale, softcap, temperature, cast_lm_head_to_fp32)
                 output.reduced = _reduced(hidden, own, selected_targets, selected_distribution, cast_lm_head_to_fp32)
             if selected_distribution.keep_hidden:
                 output.hidden = hidden.detach()
@@ -156,18 +158,26 @@ def head_of(model: Any, temperature: float = 1.0, in_fp32: bool = False) -> Head
     Raises:
         ConfigurationError: ZeRO-3 holds the weights in pieces, which come together for one forward only.
     """
-    head = model.get_output_embeddings()
+    scale, softcap = _logit_transform(model.config.get_text_config())
+    return _make_head(*_whole(model.get_output_embeddings()), scale, softcap, temperature, in_fp32)
+
+
+def _whole(head: Any) -> tuple[Any, Any]:
+    """Weight and bias of the LM head; of FSDP2's pieces, which are DTensors, the whole."""
     weight, bias = head.weight, getattr(head, "bias", None)
+    if hasattr(weight, "full_tensor"):
+        weight, bias = weight.full_tensor(), bias.full_tensor() if bias is not None else None
+    return weight, bias
+
+
+def _make_head(weight: Any, bias: Any, scale: float, softcap: float | None, temperature: float, in_fp32: bool) -> Head:
     if hasattr(weight, "ds_status"):
         raise ConfigurationError(
             "Whole distributions and top k cannot be computed under DeepSpeed ZeRO-3: their backward needs the LM "
             "head after it was released. Use ZeRO-2, DDP or FSDP2, or the sampled form of the distillation term."
         )
-    if hasattr(weight, "full_tensor"):
-        weight, bias = weight.full_tensor(), bias.full_tensor() if bias is not None else None
     if in_fp32:
         weight, bias = weight.float(), bias.float() if bias is not None else None
-    scale, softcap = _logit_transform(model.config.get_text_config())
     return Head(weight, bias, scale, softcap, temperature)
 
 
@@ -179,7 +189,8 @@ def cache_keyword(model: Any) -> str:
 
 def _project(
     hidden: torch.Tensor,
-    head: Any,
+    weight: Any,
+    bias: Any,
     targets: torch.Tensor,
     *,
     temperature: float,
@@ -189,12 +200,7 @@ def _project(
     want_entropies: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N, H) hidden states -> (N,) log-probabilities of `targets`, (N,) entropies or None."""
-    weight: Any = head.weight
-    bias: Any = getattr(head, "bias", None)
     hidden, targets = hidden.to(weight.device), targets.to(weight.device)
-    if hasattr(weight, "full_tensor"):  # FSDP2 shards parameters as DTensors
-        weight = weight.full_tensor()
-        bias = bias.full_tensor() if bias is not None else None
     if hidden.dtype == torch.float64:
         # The tiled kernel computes in float32; float64 models exist for exact tests.
         logits = torch.nn.functional.linear(hidden, weight, bias) * scale

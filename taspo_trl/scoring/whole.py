@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..rows import pack_rows
+from ..errors import InvariantError
+from ..rows import insert_block, pack_rows
 from .distributions import AtIds, Distribution, TopK
 from .projection import SelectedOutput, selected_forward
 
@@ -34,6 +35,23 @@ class WholeRow:
     ids: tuple[int, ...]
     positions: tuple[int, ...]
     at_ids: torch.Tensor | None = None
+
+
+def spliced_row(
+    ids: Sequence[int], positions: Sequence[int], block_ids: Sequence[int] = (), splice_index: int = 0
+) -> WholeRow:
+    """A row with a block in it.
+
+    Args:
+        ids (`Sequence[int]`), positions (`Sequence[int]`):
+            The row as it was played, and the indices of the tokens to score, all at or behind `splice_index`.
+        block_ids (`Sequence[int]`, *optional*, defaults to `()`), splice_index (`int`, *optional*, defaults to `0`):
+            The block, and where it goes: 0 = before the whole chat.
+    """
+    if any(position < splice_index for position in positions):
+        raise InvariantError(f"A block at {splice_index} cannot change tokens before it: {list(positions)[:3]}.")
+    moved = tuple(position + len(block_ids) for position in positions)
+    return WholeRow(insert_block(ids, splice_index, block_ids), moved)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from taspo_trl.scoring.teachers import (
     make_teacher,
     score_for_term,
 )
-from taspo_trl.scoring.whole import TokenScores, WholeRow, joined, num_row_batches, score_rows, unscored
+from taspo_trl.scoring.whole import TokenScores, WholeRow, joined, num_row_batches, score_rows, spliced_row, unscored
 from tests import tiny
 
 
@@ -109,6 +109,16 @@ def test_missing_batches_run_on_a_dummy_row(given):
     score_rows(model, rows if given else ROWS, max_tokens=1000, forward=forward, num_batches=3)
     assert calls == [(3, 8), (1, 2), (1, 2)]
     assert score_rows(model, [], max_tokens=10, num_batches=1) == []
+
+
+def test_a_block_moves_the_tokens_behind_it():
+    row = spliced_row((5, 9, 7, 4), (2, 3), block_ids=(1, 2), splice_index=1)
+    assert (row.ids, row.positions) == ((5, 1, 2, 9, 7, 4), (4, 5))
+    row = spliced_row((5, 9, 7, 4), (2, 3), block_ids=(1, 2))
+    assert (row.ids, row.positions) == ((1, 2, 5, 9, 7, 4), (4, 5))
+    assert spliced_row((5, 9), (1,)) == WholeRow((5, 9), (1,))
+    with pytest.raises(InvariantError, match="cannot change tokens before it"):
+        spliced_row((5, 9, 7), (1,), (1,), 2)
 
 
 def test_scores_can_be_cut_joined_and_left_blank():

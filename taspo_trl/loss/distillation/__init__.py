@@ -2,7 +2,7 @@
 
 from .base import Branch, DistillTerm, Reduction
 from .coefficients import distill_coefficients
-from .compose import TeacherColumns, distillation_loss, update_distribution
+from .compose import TeacherColumns, distillation_loss, row_scores, teacher_columns, update_distribution
 from .opd import opd
 from .opsd import OPSD, grpo_opsd
 from .sdar import SDAR, grpo_opsd_sdar, opsd_sdar
@@ -26,5 +26,7 @@ __all__ = [
     "grpo_sdpo",
     "opd",
     "opsd_sdar",
+    "row_scores",
+    "teacher_columns",
     "update_distribution",
 ]

@@ -1,5 +1,6 @@
-"""The distillation term's share of one micro-batch's loss.
+"""The distillation term's share of one micro-batch's loss, from the scores of its rows.
 
+    teacher = teacher_columns(scores, sizes, head)
     distribution = update_distribution(term, teacher, coefficients, old_logps, advantages)
     output = selected_forward(model, inputs, distribution=distribution)
     loss = loss + distillation_loss(term, output, teacher, coefficients, step, old_logps, advantages)
@@ -10,13 +11,16 @@ token or the top k, after it. E8's surrogate gets its own share by scaling the a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...errors import InvariantError
+from ...rows import Row
 from ...scoring.distributions import AtIds, Chunk, Distribution, Head
+from ...scoring.whole import TokenScores, joined
 from .base import Branch, DistillTerm
 
 
@@ -48,20 +52,65 @@ class TeacherColumns:
         return Branch(self.logps, self.top_ids, self.top_logps, self.tail_logps).detach()
 
 
+def row_scores(row: Row, turns: Mapping[int, TokenScores]) -> TokenScores | None:
+    """The teacher's scores of a row's sampled tokens, turn by turn; blank where a turn has none.
+
+    Args:
+        row (`Row`):
+            With its turns.
+        turns (`Mapping[int, TokenScores]`):
+            Turn index -> scores of all of its reply tokens.
+
+    Returns:
+        `TokenScores` or `None`: None when no turn of the row has scores.
+    """
+    like = next((turns[turn.turn_idx] for turn in row.turns if turn.turn_idx in turns), None)
+    if like is None:
+        return None
+    return joined([turns.get(turn.turn_idx) or like.blank(turn.length) for turn in row.turns])
+
+
+def teacher_columns(
+    scores: Sequence[TokenScores | None],
+    sizes: Sequence[int],
+    head: Head | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> TeacherColumns | None:
+    """The columns of a micro-batch; None when no row has scores.
+
+    Args:
+        scores (`Sequence[TokenScores | None]`), sizes (`Sequence[int]`):
+            Of each row: what [`row_scores`] gave, and the number of its sampled tokens.
+        head ([`~taspo_trl.scoring.distributions.Head`], *optional*):
+            The teacher's, for whole distributions.
+        device (`torch.device`, *optional*, defaults to `"cpu"`), dtype (`torch.dtype`, *optional*, defaults to \
+        `torch.float32`):
+            Of the log-probabilities, as in [`~taspo_trl.loss.batches.collate`]. Hidden states keep theirs.
+    """
+    like = next((one for one in scores if one is not None), None)
+    if like is None:
+        return None
+    whole = joined([like.blank(size) if one is None else one for one, size in zip(scores, sizes, strict=True)])
+    moved = {name: one.to(device, dtype if name.endswith("logps") else None) for name, one in whole.columns().items()}
+    logps = moved.pop("logps")
+    return TeacherColumns(logps, **moved, head=head if "hidden" in moved else None)
+
+
 def update_distribution(
     term: DistillTerm,
-    teacher: TeacherColumns,
+    teacher: TeacherColumns | None,
     coefficients: torch.Tensor,
     old_logps: torch.Tensor | None,
     advantages: torch.Tensor,
     *,
     student_size: int | None = None,
 ) -> Distribution | None:
-    """What the update's forward has to compute of the student's distributions; None for the sampled token.
+    """What the update's forward has to compute of the student's distributions; None for the sampled token alone.
 
     Args:
-        term (`DistillTerm`), teacher (`TeacherColumns`):
-            What is learned, and from what.
+        term (`DistillTerm`), teacher (`TeacherColumns`, *optional*):
+            What is learned, and from what; None is for a micro-batch in which no token counts.
         coefficients (`torch.Tensor` of shape `(N,)`):
             m_k; the whole distributions of tokens with 0 are not compared.
         old_logps (`torch.Tensor` of shape `(N,)`, *optional*), advantages (`torch.Tensor` of shape `(N,)`):
@@ -70,8 +119,10 @@ def update_distribution(
             V of the policy, where the teacher's head may be padded differently: only ids that both have are compared.
     """
     vocabulary, temperature = term.needs.vocabulary, term.needs.temperature
-    if vocabulary == 0:
+    if vocabulary == 0 or not (coefficients != 0).any():
         return None
+    if teacher is None:
+        raise InvariantError("Distilled tokens came without the teacher's scores.")
     if vocabulary > 0:
         if teacher.top_ids is None:
             raise InvariantError("A term that compares the top k got no ids from the teacher's scores.")
@@ -101,7 +152,7 @@ def update_distribution(
 def distillation_loss(
     term: DistillTerm,
     output: Any,
-    teacher: TeacherColumns,
+    teacher: TeacherColumns | None,
     coefficients: torch.Tensor,
     step: int,
     old_logps: torch.Tensor | None,
@@ -120,20 +171,21 @@ def distillation_loss(
     Returns:
         `torch.Tensor`: a scalar, with a graph to the model also where no token counts: processes stay in step.
     """
-    if term.needs.vocabulary == -1:
-        losses = _only(output.reduced)
-        kept = coefficients != 0
-        return term.share(step) * (coefficients[kept] * losses[kept]).sum() + 0 * losses.sum()
     kept = coefficients != 0
-    student = Branch(output.logps)
-    if term.needs.vocabulary > 0:
-        top_logps, tail_logps = output.reduced
-        student = Branch(output.logps, teacher.top_ids, top_logps, tail_logps)
     nothing = 0 * output.logps.sum()
     if not kept.any():
         return nothing
-    old = output.logps.detach() if old_logps is None else old_logps
-    losses = term.token_loss(student.at(kept), teacher.branch.at(kept), old[kept], advantages[kept])
+    if teacher is None:
+        raise InvariantError("Distilled tokens came without the teacher's scores.")
+    if term.needs.vocabulary == -1:
+        losses = _only(output.reduced)[kept]
+    else:
+        student = Branch(output.logps)
+        if term.needs.vocabulary > 0:
+            top_logps, tail_logps = output.reduced
+            student = Branch(output.logps, teacher.top_ids, top_logps, tail_logps)
+        old = output.logps.detach() if old_logps is None else old_logps
+        losses = term.token_loss(student.at(kept), teacher.branch.at(kept), old[kept], advantages[kept])
     return term.share(step) * (coefficients[kept] * losses).sum() + nothing
 
 

@@ -19,9 +19,12 @@ from taspo_trl.loss.distillation import (
     distillation_loss,
     grpo_sdpo,
     opd,
+    row_scores,
+    teacher_columns,
     update_distribution,
 )
 from taspo_trl.loss.objective import taspo_loss
+from taspo_trl.rows import Row, RowTurn
 from taspo_trl.scoring.distributions import Distribution, everything
 from taspo_trl.scoring.projection import add_selected_projection, selected_forward
 from taspo_trl.scoring.teachers import ModelTeacher, PolicyAccess
@@ -201,6 +204,39 @@ def test_only_ids_that_both_models_have_are_compared():
     ours = distribution_of(student)
     expected = term.token_loss(Branch(ours[:, 0], all_logps=ours), Branch(ours[:, 0], all_logps=theirs), ours, ours)
     torch.testing.assert_close(found.detach(), (COEFFICIENTS * expected).sum())
+
+
+def test_scores_of_turns_become_columns_of_a_micro_batch():
+    _, other = models()
+    access = PolicyAccess(lambda: other, lambda one: one, contextlib.nullcontext, 64, 0)
+    rows = [
+        Row("a", tuple(IDS[0].tolist()), (RowTurn(0, 2, 2), RowTurn(1, 5, 1)), 1),
+        Row("b", tuple(IDS[1].tolist()), (RowTurn(0, 3, 3),), 1),
+    ]
+    made = ModelTeacher(other, access)
+    (scored,) = made.score([WholeRow(rows[0].ids, (2, 3))], vocabulary=-1)
+    first = row_scores(rows[0], {0: scored})
+    assert first.logps.tolist() == [*scored.logps.tolist(), 0.0] and first.hidden.shape == (3, 16)
+    assert row_scores(rows[1], {7: scored}) is None
+    found = teacher_columns([first, None], [3, 3], made.head, dtype=torch.float64)
+    assert found.logps.shape == (6,) and found.hidden.shape == (6, 16) and found.head is made.head
+    assert teacher_columns([None, None], [3, 3]) is None
+    top = made.score([WholeRow(rows[0].ids, (2, 3))], vocabulary=3)[0]
+    columns_of_top = teacher_columns([row_scores(rows[0], {0: top}), None], [3, 3], made.head)
+    assert columns_of_top.top_ids.dtype == torch.long and columns_of_top.top_logps.dtype == torch.float32
+    assert columns_of_top.top_ids.shape == (6, 3) and columns_of_top.head is None
+
+
+@pytest.mark.parametrize("term", TERMS.values(), ids=TERMS)
+def test_a_micro_batch_without_scores_needs_no_columns(term):
+    student, _ = models()
+    none = torch.zeros(7, dtype=torch.float64)
+    assert update_distribution(term, None, none, None, ADVANTAGES) is None
+    output = selected_forward(student, batch())
+    slopes = gradients(student, distillation_loss(term, output, None, none, 0, None, ADVANTAGES))
+    assert slopes and not any(one.any() for one in slopes.values())
+    with pytest.raises(InvariantError, match="without the teacher's scores"):
+        distillation_loss(term, output, None, COEFFICIENTS, 0, None, ADVANTAGES)
 
 
 def test_missing_columns_are_a_bug():
