@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .redaction import redact_log
 from .version import __version__
 
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from .trainer import TASPOTrainer
 
 __all__ = ["TASPOConfig", "TASPOTrainer", "__version__"]
+
+redact_log(__name__)
 
 _HOMES = {"TASPOConfig": "config", "TASPOTrainer": "trainer"}
 

@@ -24,6 +24,7 @@ from .guidance.block import Composer
 from .guidance.constructions import AlignedConstruction
 from .guidance.stage import GuidanceStage
 from .records import TrajectoryRecord, read_records, write_records
+from .redaction import without_secrets
 from .reporting.metrics import analyzer_metrics, credit_metrics, guidance_metrics
 from .rollout.advantages import group_advantages
 from .types import Credit, Extraction, Guidance, Trajectory, TrajectoryGroup
@@ -363,4 +364,4 @@ def _write_summary(path: Path, analysis: Analysis, source: str) -> None:
         "files": [file.name for file in analysis.files],
         "metrics": {name: value if value == value else None for name, value in analysis.metrics.items()},
     }
-    write_text(path, json.dumps(data, indent=2) + "\n")
+    write_text(path, json.dumps(without_secrets(data), indent=2) + "\n")

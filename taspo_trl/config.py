@@ -17,6 +17,7 @@ from .generation.transformers import check_generation_kwargs
 from .guidance.constructions import CONSTRUCTIONS
 from .options.inherited import check_options
 from .options.ranges import check_choices, check_ranges
+from .redaction import holds_secret
 
 
 @dataclass
@@ -439,6 +440,13 @@ class TASPOConfig(GRPOConfig):
         check_choices(values, self._own_choices())
         check_ranges(values)
         check_options(values)
+        for name in ("analyzer_api_base", "vllm_server_base_url"):
+            if values[name] and holds_secret(values[name]):  # not shown, for that reason
+                raise ConfigurationError(
+                    f"`{name}` holds a user name, a query, path parameters or something like a key, and a "
+                    "configuration is saved with every checkpoint. Write the plain address, for example "
+                    "http://localhost:8000/v1, and keep what proves who you are in the environment."
+                )
         if self.use_vllm:
             check_vllm_options(self)
         else:

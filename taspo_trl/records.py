@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from .errors import RecordError
 from .files import replacing
+from .redaction import redactor
 from .types import (
     Block,
     Credit,
@@ -67,9 +68,10 @@ def write_records(path: str | os.PathLike, records: Iterable[TrajectoryRecord], 
         with_prompt_ids (`bool`, *optional*, defaults to `False`):
             Keep the prompts' token ids, which are most of the size and are needed only to score offline.
     """
+    redact = redactor()
     with replacing(path) as file:
         for record in records:
-            file.write(json.dumps(to_json(record, with_prompt_ids), ensure_ascii=False, allow_nan=False))
+            file.write(json.dumps(to_json(record, with_prompt_ids, redact), ensure_ascii=False, allow_nan=False))
             file.write("\n")
 
 
@@ -95,8 +97,10 @@ def read_records(path: str | os.PathLike) -> Iterator[TrajectoryRecord]:
                     raise RecordError(f"{file}, line {number}: {cause}") from error
 
 
-def to_json(record: TrajectoryRecord, with_prompt_ids: bool = False) -> dict[str, Any]:
-    """A record as plain JSON data. Non-finite numbers become None."""
+def to_json(
+    record: TrajectoryRecord, with_prompt_ids: bool = False, redact: Callable[[str], str] | None = None
+) -> dict[str, Any]:
+    """A record as plain JSON data. Non-finite numbers become None, and secrets in its texts `***`."""
     trajectory = record.trajectory
     data = {
         "version": RECORD_VERSION,
@@ -116,7 +120,7 @@ def to_json(record: TrajectoryRecord, with_prompt_ids: bool = False) -> dict[str
         "guidance": _guidance_to_json(record.guidance) if record.guidance is not None else None,
         "credit": asdict(record.credit) if record.credit is not None else None,
     }
-    return _finite(data)
+    return _plain(data, redact or redactor())
 
 
 def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
@@ -255,17 +259,19 @@ def _credit_from_json(data: Mapping[str, Any]) -> Credit:
     )
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any, redact: Callable[[str], str]) -> Any:
     """JSON has no NaN; a record must not lose its line over one."""
-    if value is None or isinstance(value, str | bool):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return redact(value)
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         number = float(value)
         return number if math.isfinite(number) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
+        return {str(key): _plain(inner, redact) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return str(value)  # a task column may hold anything that Arrow knows, for example a date
+        return [_plain(inner, redact) for inner in value]
+    return redact(str(value))  # a task column may hold anything that Arrow knows, for example a date

@@ -1,33 +1,64 @@
-"""A key that nothing shows, and texts with keys taken out.
+"""The one place that takes secrets out of texts. Whatever the package writes, shows or logs goes through it.
 
-Pure, apart from reading the environment's variables.
+What counts as a secret: every live [`Secret`], the values of environment variables that are named like secrets, user
+names and passwords in addresses, and query fields, `Bearer` headers and tokens that look like keys. Pure, apart from
+reading the environment's variables. Takes time in proportion to the text.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
 
 _MASK = "***"
 _MIN_LENGTH = 8  # shorter values are no keys, and replacing them would garble texts
 _SECRET_NAME = re.compile(r"(?:^|_)(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
+_VALUE = r"""[^\s&#;,"'<>\\)\]}]+"""
+_PATTERNS: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    # Searched for only where the first text stands, which costs next to nothing where it does not.
+    ("://", re.compile(r"""(?<=://)[^\s/?#"'<>\\@]+@(?:[^\s/?#"'<>\\@]*@)*"""), f"{_MASK}@"),
+    (
+        "=",
+        re.compile(
+            r"([?&;](?:[a-z]{1,20}[_-]){0,3}(?:key|apikey|token|secret|password|passwd|pwd|signature|sig|auth)=)"
+            + _VALUE,
+            re.IGNORECASE,
+        ),
+        rf"\1{_MASK}",
+    ),
+    ("earer", re.compile(r"(\b[Bb]earer[ \t]{1,4})[A-Za-z0-9._~+/=-]{8,}"), rf"\1{_MASK}"),
+    ("sk-", re.compile(r"(?<![\w-])sk-(?=[\w-]{0,40}\d)[\w-]{16,}"), _MASK),
+    ("hf_", re.compile(r"(?<!\w)hf_[A-Za-z0-9]{30,}"), _MASK),
+    ("gh", re.compile(r"(?<!\w)(?:gh[pousr]_|github_pat_)\w{30,}"), _MASK),
+    ("AKIA", re.compile(r"(?<!\w)AKIA[A-Z0-9]{16}(?!\w)"), _MASK),
+)
+
+_secrets: weakref.WeakSet[Secret] = weakref.WeakSet()
 
 
 class Secret:
     """A string that `repr`, `vars`, pickling and tracebacks with local variables do not show.
 
-    A pickled secret comes back empty; copies are the same object.
+    As long as it lives, no text that the package writes holds the string. A pickled secret comes back empty; copies
+    are the same object.
     """
 
-    __slots__ = ("reveal",)
+    __slots__ = ("__weakref__", "reveal")
 
     reveal: Callable[[], str]
     """Gives the string."""
 
     def __init__(self, value: str = ""):
         self.reveal = lambda: value  # in a closure: no attribute of any object is the string
+        _secrets.add(self)
 
     def __bool__(self) -> bool:
         return bool(self.reveal())
@@ -46,24 +77,73 @@ class Secret:
 
 
 def redacted(text: str, *secrets: Secret) -> str:
-    """`text` without `secrets` and without the values of environment variables that are named like secrets.
-
-    Servers quote the key that they refuse.
-    """
+    """`text` without anything that counts as a secret. Servers quote the key that they refuse."""
     return redactor(*secrets)(text)
 
 
 def redactor(*secrets: Secret) -> Callable[[str], str]:
     """[`redacted`] for many texts: secrets and environment are looked at once."""
-    found = {*(secret.reveal() for secret in secrets), *_from_environment()}
-    values = sorted((value for value in found if len(value) >= _MIN_LENGTH), key=len, reverse=True)
+    found = {*(secret.reveal() for secret in (*secrets, *_secrets)), *_from_environment()}
+    values = {form for value in found if len(value) >= _MIN_LENGTH for form in _forms(value)}
+    longest_first = sorted(values, key=len, reverse=True)
 
     def redact(text: str) -> str:
-        for value in values:
-            text = text.replace(value, _MASK)
+        for value in longest_first:
+            if value in text:
+                text = text.replace(value, _MASK)
+        for beginning, pattern, mask in _PATTERNS:
+            if beginning in text:
+                text = pattern.sub(mask, text)
         return text
 
     return redact
+
+
+def without_secrets(data: Any, redact: Callable[[str], str] | None = None) -> Any:
+    """JSON data with every text in it redacted. Numbers and the keys of objects stay, so that it can be read again."""
+    redact = redact or redactor()
+    if isinstance(data, str):
+        return redact(data)
+    if isinstance(data, Mapping):
+        return {key: without_secrets(inner, redact) for key, inner in data.items()}
+    if isinstance(data, list | tuple):
+        return [without_secrets(inner, redact) for inner in data]
+    return data
+
+
+def shown_address(url: str) -> str:
+    """`url` without what may be secret in it: user name, password, parameters of the path, query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.partition(";")[0], "", ""))
+
+
+def holds_secret(url: str) -> bool:
+    """Whether something in an address may be secret; such an address must not be saved with a configuration."""
+    parts = urlsplit(url)
+    return "@" in parts.netloc or bool(parts.query or parts.fragment) or ";" in parts.path or redacted(url) != url
+
+
+def redact_log(name: str) -> None:
+    """Take secrets out of every message and traceback that the loggers below `name` make, from now on."""
+    make = logging.getLogRecordFactory()
+
+    def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.name == name or record.name.startswith(f"{name}."):
+            redact = redactor()
+            record.msg, record.args = redact(record.getMessage()), None
+            if record.exc_info and record.exc_info[0] is not None:
+                record.exc_text = redact("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+        return record
+
+    logging.setLogRecordFactory(make_redacted)
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A secret as it is, and as JSON and addresses write it."""
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield quote(value, safe="")
 
 
 def _from_environment() -> Iterator[str]:

@@ -17,6 +17,7 @@ from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..files import write_text
 from ..generation import Engine, SamplingSettings
+from ..redaction import without_secrets
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
 from ..rollout.tasks import equal_before, plan_groups, task_id, task_row
@@ -100,7 +101,7 @@ def evaluate_tasks(
         done[key] = play = _play_of(trajectory, *key)
         if progress_path is not None:
             with open(progress_path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(play), ensure_ascii=False) + "\n")
+                file.write(json.dumps(without_secrets(asdict(play)), ensure_ascii=False) + "\n")
         if on_play is not None:
             on_play(play)
 
@@ -161,7 +162,7 @@ def _play_of(trajectory: Trajectory, one: str, play_idx: int) -> Play:
 
 def _read_progress(path: Path, facts: Mapping[str, Any]) -> dict[tuple[str, int], Play]:
     """Finished plays of an interrupted evaluation with the same settings; starts the file when there is none."""
-    header = json.dumps({"settings": facts}, sort_keys=True, default=str)
+    header = json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
     if not path.exists() or path.stat().st_size == 0:
         write_text(path, header + "\n")
         return {}

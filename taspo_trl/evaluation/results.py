@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..files import write_text
+from ..redaction import without_secrets
 from ..types import StopReason
 from .statistics import Rate, bootstrap_macro, mean, wilson_rate
 
@@ -109,7 +110,7 @@ class EvaluationResult:
             "summary": {key: value if math.isfinite(value) else None for key, value in self.metrics().items()},
             "plays": [asdict(play) for play in self.plays],
         }
-        write_text(path, json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
+        write_text(path, json.dumps(without_secrets(data), indent=1, ensure_ascii=False, default=str) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> EvaluationResult:

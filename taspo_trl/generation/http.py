@@ -7,10 +7,11 @@ import json
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from ..background import BodyTooLargeError, Exchanges, read_body
 from ..errors import ConfigurationError, MissingDependencyError, ServiceError
+from ..redaction import shown_address
 
 
 # Below the 5 s after which vLLM's server closes an idle connection: else a request may go out on a dying one.
@@ -53,9 +54,9 @@ class HTTPClient:
     def __init__(self, base_url: str):
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{base_url!r} is no address of a server. Write it as http://host:port.")
+            raise ConfigurationError("That is no address of a vLLM server. Write it as http://host:port.")
         self.base_url = base_url.rstrip("/")
-        self.shown_url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")).rstrip("/")
+        self.shown_url = shown_address(base_url).rstrip("/")
         self._import_aiohttp()
         self._exchanges = Exchanges(_open_session)
 

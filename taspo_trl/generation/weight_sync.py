@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import ServiceError
+from ..redaction import redacted, shown_address
 
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ class ServerWeights:
             raise
         except Exception as error:  # TRL's client raises the bare class for what the server answers
             raise ServiceError(
-                f"The vLLM server at {self._client.base_url} did not take the weights: {type(error).__name__}: "
-                f"{error}. See its log; start it again and resume from the last checkpoint."
+                f"The vLLM server at {shown_address(self._client.base_url)} did not take the weights: "
+                f"{type(error).__name__}: {redacted(str(error))}. See its log; start it again and resume from the "
+                "last checkpoint."
             ) from error
 
     def close(self) -> None:

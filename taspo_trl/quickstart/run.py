@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ..evaluation.results import EvaluationResult, compare
 from ..files import replacing, write_text
+from ..redaction import without_secrets
 from ..training.earlier_run import set_aside
 from .policy import WarmStart, tiny_policy, warm_started_lora
 
@@ -301,7 +302,7 @@ def _write(
     from .. import plots
     from ..records import read_records
 
-    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(folder / "summary.json", json.dumps(without_secrets(summary), indent=2) + "\n")
     write_text(folder / "metrics.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
     with replacing(folder / "summary.txt") as file:
         _print_tables(Console(file=file, width=110), summary["fast"], before, after)

@@ -26,6 +26,7 @@ from ..analyzer.extractive import ExtractiveAnalyzer
 from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
 from ..evaluation.results import EvaluationResult
+from ..files import write_text
 from ..redaction import Secret, redacted
 from ..rollout.tasks import split_names
 from ..version import __version__
@@ -90,8 +91,7 @@ def write_model_card(
         paper=parts.paper,
         citations={"TASPO": parts.paper["citation"], "GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION},
     )
-    text = redacted(str(model_card(facts)), Secret(parts.args.hub_token or ""))
-    Path(folder, "README.md").write_text(text, encoding="utf-8")
+    write_text(Path(folder, "README.md"), redacted(str(model_card(facts)), Secret(parts.args.hub_token or "")))
 
 
 def gather_facts(

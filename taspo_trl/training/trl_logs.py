@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
+from ..redaction import redactor, without_secrets
 from ..reporting.metrics import COUNTS
 from ..rollout.rewards import conversation_of
 from .rollout_batch import Experience
@@ -39,9 +40,10 @@ def log_experience(
     )
     metrics["num_tokens"] = [state.num_input_tokens_seen]
     # A column that an earlier batch had and this one lacks is filled up: TRL's table takes the last rows of each.
+    redact = redactor()
     names = sorted({*logs["rewards"], *(name for t in trajectories for name in t.rewards)})
     for trajectory, advantage in zip(trajectories, experience.advantages, strict=True):
-        prompt, completion = conversation_of(trajectory)
+        prompt, completion = without_secrets(conversation_of(trajectory), redact)
         logs["prompt"].append(prompt)
         logs["completion"].append(completion)
         logs["advantages"].append(advantage)

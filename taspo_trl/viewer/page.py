@@ -17,6 +17,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ..redaction import without_secrets
+
 
 STYLES = ("base.css", "overview.css", "charts.css", "list.css", "trajectory.css", "siblings.css", "guidance.css")
 SCRIPTS = (
@@ -67,9 +69,11 @@ def page(title: str, chunks: Iterable[tuple[str, Any]], *, is_embedded: bool = F
 
 
 def packed(value: Any) -> str:
-    """JSON data as base64 of its gzip; the same data gives the same text."""
+    """JSON data as base64 of its gzip, without secrets; the same data gives the same text."""
     # ASCII, so that half of a surrogate pair in an observation stays the escape that it is.
-    data = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    data = json.dumps(without_secrets(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
+        "ascii"
+    )
     return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import ConfigurationError
+from ...redaction import holds_secret
 from ..json_schemas import JSON_SCHEMAS
 
 
@@ -186,18 +187,18 @@ def check_api_base(api_base: str | None) -> str | None:
     path = parts.path.rstrip("/")
     if not api_base.strip():
         raise ConfigurationError(f"`api_base` is empty. Leave it out for the provider's own endpoint. {remedy}")
-    if parts.username or parts.password or parts.query:
-        # Not shown: this is where the secret is.
+    # Not shown in any of these messages: this is where secrets are.
+    if holds_secret(api_base):
         raise ConfigurationError(
-            "`api_base` holds credentials or a query, which would end up in logs. Pass the key as `api_key` or in the "
-            f"environment. {remedy}"
+            "`api_base` holds credentials, a query or something like a key, which would end up in logs. Pass the key "
+            f"as `api_key` or in the environment. {remedy}"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"`api_base` must be an http or https address, got {api_base!r}. {remedy}")
+        raise ConfigurationError(f"`api_base` must be an http or https address. {remedy}")
     if re.search(r"/(chat/completions|completions|responses)$", path):
-        raise ConfigurationError(f"`api_base` must not name a route, got {api_base!r}: it is added. {remedy}")
+        raise ConfigurationError(f"`api_base` must not name a route, which is added. {remedy}")
     if re.search(r"/v\d+/v\d+$", path):
-        raise ConfigurationError(f"`api_base` repeats the version, got {api_base!r}. {remedy}")
+        raise ConfigurationError(f"`api_base` repeats the version. {remedy}")
     return parts._replace(path=path).geturl()
 
 

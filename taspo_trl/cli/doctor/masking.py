@@ -13,14 +13,13 @@ from ..sources import read_mapping
 
 
 _NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|credentials?|authorization)($|[_-])", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
 _QUERY = re.compile(r"(://[^\s?'\"]+)\?[^\s'\"),;\]}>]+")
 
 
 def masked(text: str, secrets: Sequence[Secret] = ()) -> str:
     """`text` without `secrets`, without values of environment variables that are named like secrets, and without user
     names, passwords and queries in addresses."""
-    return redacted(_QUERY.sub(r"\1?***", _USER.sub("***@", text)), *secrets)
+    return _QUERY.sub(r"\1?***", redacted(text, *secrets))
 
 
 def secrets_of(arguments: Sequence[str], recipe: Mapping[str, Any]) -> list[Secret]:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ....background import BodyTooLargeError, Exchanges, read_body
 from ....errors import ConfigurationError, MissingDependencyError
+from ....redaction import shown_address
 from ..passages import Passage
 from .base import RetrieverError, check_topk
 from .wire import WireError, WireFormat, decode_result, encode_request
@@ -112,7 +113,7 @@ class HTTPRetriever:
         self._exchanges = Exchanges(functools.partial(_Connections, max_connections))
 
     def __repr__(self) -> str:
-        return f"HTTPRetriever({_public(self.url)!r}, wire_format={self.wire_format!r})"
+        return f"HTTPRetriever({shown_address(self.url)!r}, wire_format={self.wire_format!r})"
 
     def __reduce__(self):
         settings = {
@@ -133,7 +134,9 @@ class HTTPRetriever:
         try:
             return self._exchanges.run(self._search(list(queries), topk))
         except CancelledError:
-            raise RetrieverError.of("closed", f"The retriever at {_public(self.url)} was closed meanwhile.") from None
+            raise RetrieverError.of(
+                "closed", f"The retriever at {shown_address(self.url)} was closed meanwhile."
+            ) from None
 
     def close(self) -> None:
         self._exchanges.close()
@@ -199,7 +202,7 @@ class HTTPRetriever:
         return max(doubled * self._jitter.uniform(0.5, 1.5), retry_after or 0.0)
 
     def _error(self, failures: list[_Failure], seconds: float) -> RetrieverError:
-        where = f"The retriever at {_public(self.url)}"
+        where = f"The retriever at {shown_address(self.url)}"
         if not failures:
             self.failures["deadline"] += 1
             return RetrieverError.of(
@@ -248,15 +251,8 @@ def _excerpt(text: str) -> str:
 def _complete_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"{url!r} is no address of a retriever. Write it as http://host:port/path.")
+        raise ConfigurationError("That is no address of a retriever. Write it as http://host:port/path.")
     return urlunsplit(parts._replace(path=DEFAULT_PATH)) if parts.path in ("", "/") else url
-
-
-def _public(url: str) -> str:
-    """`url` without what may be secret: user name, password and query."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _rebuild(url: str, settings: dict[str, Any]) -> HTTPRetriever:
