@@ -1,13 +1,22 @@
-"""The agreed shapes of the analyzer's answers, checked item by item, without conversions.
+"""The agreed shapes of the analyzer's answers: checked item by item, and as JSON schemas for the decoding.
 
 Types are strict: `"2"`, `true` and `2.0` are no step numbers. Unknown keys are ignored and reach nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 
 from ..tokens import as_unicode
 
@@ -46,7 +55,7 @@ class EvidenceItem(_Strict):
 class SupportItem(_Strict):
     """A citation of the target; `step` may be missing for the task text, which belongs to no step."""
 
-    step: int | None = None
+    step: Annotated[int | None, WithJsonSchema({"type": "integer"})] = None
     field: Literal["task", "pre", "action", "post"]
     quote: str
 
@@ -63,7 +72,7 @@ class TargetItem(_Strict):
     """The alignment answer's single entry; its statements are checked one by one."""
 
     traj_uid: str
-    guidance: list[Any]
+    guidance: list[SkipValidation[StatementItem]]
     abstain_reason: str = ""
 
     @field_validator("abstain_reason", mode="before")
@@ -71,6 +80,43 @@ class TargetItem(_Strict):
     def _only_for_the_record(cls, value: Any) -> str:
         # It supports nothing, so a wrong type of it costs nothing.
         return as_unicode(value[:MAX_STATEMENT]) if isinstance(value, str) else ""
+
+
+class ExtractionAnswer(_Strict):
+    """The extraction answer; its items are checked one by one."""
+
+    evidence: list[SkipValidation[EvidenceItem]]
+
+
+class AlignmentAnswer(_Strict):
+    """The alignment answer; its entry is checked by itself."""
+
+    targets: list[SkipValidation[TargetItem]]
+
+
+ANSWERS: Mapping[str, type[BaseModel]] = {"extraction": ExtractionAnswer, "alignment": AlignmentAnswer}
+"""Stage -> its answer."""
+
+
+def json_schema(stage: str) -> dict[str, Any]:
+    """The schema of a stage's answer as endpoints with strict decoding take it.
+
+    Every property is required and no other allowed, nothing is referred to, and lengths are left out: not every
+    endpoint knows them, and what comes back is checked like any other answer.
+    """
+    schema = ANSWERS[stage].model_json_schema()
+    return _strict_schema(schema, schema.get("$defs", {}))
+
+
+def _strict_schema(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        return _strict_schema(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    if node["type"] == "object":
+        inner = {name: _strict_schema(one, definitions) for name, one in node["properties"].items()}
+        return {"type": "object", "properties": inner, "required": list(inner), "additionalProperties": False}
+    if node["type"] == "array":
+        return {"type": "array", "items": _strict_schema(node["items"], definitions)}
+    return {name: node[name] for name in ("type", "enum") if name in node}
 
 
 def schema_fault(error: ValidationError) -> str:

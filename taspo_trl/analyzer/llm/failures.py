@@ -1,6 +1,7 @@
 """Why a request to the analyzer failed, from whatever exception LiteLLM raised.
 
-Pure; knows LiteLLM's exceptions by their names and status codes only, which change less than its modules.
+Pure. LiteLLM's exception types come first, then status codes, and words only where both say no more than "bad
+request". Types are known by their names, which change less than the modules they lie in.
 """
 
 from __future__ import annotations
@@ -34,6 +35,27 @@ REMEDIES: Mapping[str, str] = {
     "connection": "The connection broke.",
     "bad_response": "The endpoint's response is no chat completion.",
     "too_large": "The endpoint's response is longer than 8 MB, which no answer is.",
+}
+
+_TYPED: Mapping[str, str] = {
+    "ContextWindowExceededError": "context_too_long",
+    "ContentPolicyViolationError": "content_filter",
+    "RateLimitError": "rate_limit",
+    "AuthenticationError": "auth",
+    "PermissionDeniedError": "auth",
+    "NotFoundError": "unknown_model",
+    "Timeout": "timeout",
+}
+"""LiteLLM's exceptions that say what happened; its others stand for several things."""
+_BY_STATUS: Mapping[int, str] = {
+    401: "auth",
+    402: "no_credit",
+    403: "auth",
+    404: "unknown_model",
+    408: "timeout",
+    413: "context_too_long",
+    429: "rate_limit",
+    504: "timeout",
 }
 
 _CREDIT = re.compile(
@@ -73,30 +95,33 @@ def failure_of(error: BaseException) -> Failure:
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}
     text = _short(str(error))
-    return Failure(_kind(_status(error), names, text), text, _retry_after(causes))
+    return Failure(_kind(error, names, text), text, _retry_after(causes))
 
 
-def _kind(status: int | None, names: set[str], text: str) -> str:
+def _kind(error: BaseException, names: set[str], text: str) -> str:
     if "TooLargeError" in names:
         return "too_large"
     if names & {"ConnectionRefusedError", "gaierror", "ConnectTimeout", "ConnectionTimeoutError", "ConnectError"}:
         return "unreachable"
-    if names & {"Timeout", "TimeoutError", "ReadTimeout", "APITimeoutError"} or status in (408, 504):
-        return "timeout"
-    if status == 402 or _CREDIT.search(text):
+    typed = next((_TYPED[one.__name__] for one in type(error).__mro__ if one.__name__ in _TYPED), "")
+    status = _status(error)
+    kind = typed or _BY_STATUS.get(status or 0, "")
+    if kind == "rate_limit" and _CREDIT.search(text):
         return "no_credit"
-    if status == 429:
-        return "rate_limit"
-    if status == 401 or (status == 403 and not _MODEL.search(text)):
-        return "auth"
-    if status in (400, 403, 404, 413, 422):
-        if "ContextWindowExceededError" in names or status == 413 or _CONTEXT.search(text):
+    if kind == "auth" and status == 403 and _MODEL.search(text):
+        return "unknown_model"
+    if kind:
+        return kind
+    if status is not None and 400 <= status < 500:  # a bad request, and only its words say why
+        if _CREDIT.search(text):
+            return "no_credit"
+        if _CONTEXT.search(text):
             return "context_too_long"
-        if status == 404 or _MODEL.search(text):
+        if _MODEL.search(text):
             return "unknown_model"
-        if "ContentPolicyViolationError" in names or _CONTENT.search(text):
-            return "content_filter"
-        return "refused"
+        return "content_filter" if _CONTENT.search(text) else "refused"
+    if names & {"Timeout", "TimeoutError", "ReadTimeout", "APITimeoutError"}:
+        return "timeout"
     if names & {"ReadError", "WriteError", "RemoteProtocolError", "ConnectionResetError", "ServerDisconnectedError"}:
         return "connection"
     if names & {"JSONDecodeError", "APIResponseValidationError", "ValidationError"}:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ...errors import ConfigurationError
 from ...redaction import holds_secret
-from ..json_schemas import JSON_SCHEMAS
+from ..schema import json_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class RequestForm:
         if self.temperature is not None:
             values["temperature"] = self.temperature
         if self.json_forms[0] == "json_schema":
-            schema = {"name": stage, "schema": JSON_SCHEMAS[stage], "strict": True}
+            schema = {"name": stage, "schema": json_schema(stage), "strict": True}
             values["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif self.json_forms[0] == "json_object":
             values["response_format"] = {"type": "json_object"}
