@@ -264,8 +264,8 @@ def household_group(index: int, size: int) -> Any:
 
 
 def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]:
+    from taspo_trl.analyze import ApproximateTokenizer
     from taspo_trl.analyzer import LiteLLMAnalyzer
-    from taspo_trl.analyzer.approximate import ApproximateTokenizer
     from taspo_trl.guidance.block import Composer
     from taspo_trl.guidance.constructions import AlignedConstruction
     from taspo_trl.guidance.stage import GuidanceStage
@@ -307,8 +307,8 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
 
 
 def report_small_model(console: Console, num_groups: int = 2) -> dict[str, float]:
+    from taspo_trl.analyze import ApproximateTokenizer
     from taspo_trl.analyzer import LiteLLMAnalyzer
-    from taspo_trl.analyzer.approximate import ApproximateTokenizer
     from taspo_trl.guidance.block import Composer
     from taspo_trl.guidance.constructions import AlignedConstruction
     from taspo_trl.guidance.stage import GuidanceStage

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .analyzer.approximate import ApproximateTokenizer
 from .analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
 from .analyzer.extractive import ExtractiveAnalyzer
 from .analyzer.prompts import PROMPTS, Prompts
@@ -32,6 +32,8 @@ from .types import Credit, Extraction, Guidance, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -365,3 +367,31 @@ def _write_summary(path: Path, analysis: Analysis, source: str) -> None:
         "metrics": {name: value if value == value else None for name, value in analysis.metrics.items()},
     }
     write_text(path, json.dumps(without_secrets(data), indent=2) + "\n")
+
+
+class ApproximateTokenizer:
+    """A stand-in for a tokenizer where no model is at hand: four characters count as one token.
+
+    It has what [`~taspo_trl.guidance.block.Composer`] needs. Only lengths mean anything; its ids belong to no model.
+    """
+
+    all_special_tokens: tuple[str, ...] = ()
+    all_special_ids: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: dict[str, int] = {}
+        self._pieces: list[str] = []
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        with self._lock:
+            return [self._id_of(text[k : k + _CHARS_PER_TOKEN]) for k in range(0, len(text), _CHARS_PER_TOKEN)]
+
+    def decode(self, ids: Sequence[int], clean_up_tokenization_spaces: bool = False) -> str:
+        return "".join(self._pieces[i] for i in ids)
+
+    def _id_of(self, piece: str) -> int:
+        if piece not in self._ids:
+            self._ids[piece] = len(self._pieces)
+            self._pieces.append(piece)
+        return self._ids[piece]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taspo_trl.analyze import CreditSettings, analyze
-from taspo_trl.analyzer.approximate import ApproximateTokenizer
+from taspo_trl.analyze import ApproximateTokenizer, CreditSettings, analyze
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.analyzer.prompts import ALIGNMENT, Prompts, load_prompts
