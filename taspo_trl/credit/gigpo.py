@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from typing import Literal, get_args
 
 from ..errors import ConfigurationError
@@ -36,8 +36,8 @@ class GiGPO:
             gamma, in [0, 1].
         similarity (`float`, *optional*, defaults to `1.0`):
             From which `difflib` ratio two texts are one state; 1 = only equal ones. The texts of a group are taken in
-            alphabetical order, each joins the first state that is similar enough: unlike the published code, this
-            depends on no order of trajectories.
+            alphabetical order, and each joins the state whose first text is nearest to it. The published code takes
+            them in the order of the trajectories, on which nothing depends here.
         peers (`str`, *optional*, defaults to `"state"`):
             `"action"` is PACE-Q: mean G over the same state *and* action takes the place of G_it.
 
@@ -100,8 +100,8 @@ class GiGPO:
             )
         merged: dict[str, list[tuple[int, int]]] = {}
         for text in sorted(map(str, found)):
-            like = (one for one in merged if SequenceMatcher(None, one, text).ratio() >= self.similarity)
-            merged.setdefault(next(like, text), []).extend(found[text])
+            nearest = get_close_matches(text, merged, n=1, cutoff=self.similarity)
+            merged.setdefault(nearest[0] if nearest else text, []).extend(found[text])
         return list(merged.values())
 
 

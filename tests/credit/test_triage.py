@@ -3,11 +3,13 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taspo_trl.credit.triage import ROLE_CREDIT, Triage
 from taspo_trl.errors import ConfigurationError
 from tests.builders import trajectory, turn
-from tests.credit import toy
+from tests.credit import drawn, toy
 
 
 def steps(*pairs, task="Put a clean mug in a cabinet."):
@@ -90,6 +92,13 @@ def test_a_role_moves_the_advantage(monkeypatch, outcome, role, expected):
     batch = toy.batch(toy.group(toy.play("a", ("s0", "A", "s1"))), outcome=(outcome,))
     assert Triage()(batch) == [[pytest.approx(expected, abs=1e-12)]]
     assert Triage(strength=0.0)(batch) == [[outcome]]
+
+
+@given(one=drawn.groups(), strength=st.floats(0, 3))
+def test_a_role_moves_by_at_most_the_strength(one, strength):
+    batch = toy.batch(one)
+    for t, row in zip(batch.trajectories, Triage(strength=strength)(batch), strict=True):
+        assert all(-strength / 2 - 1e-9 <= a - batch.outcome_of[t.uid] <= strength + 1e-9 for a in row)
 
 
 def test_roles_move_groups_without_contrast():
