@@ -11,6 +11,7 @@ table and writes `benchmarks/results/viewer.json`.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import resource
 import sys
@@ -30,13 +31,13 @@ from taspo_trl.types import (
     Evidence,
     Extraction,
     Guidance,
+    ReplyScore,
     Source,
     Statement,
     StopReason,
     Support,
     Trajectory,
     Turn,
-    TurnScore,
 )
 from taspo_trl.viewer import write_viewer
 
@@ -156,12 +157,12 @@ def group_records(
             statements,
             evidence,
         )
+
+        def gaussian(mask):
+            return tuple(rng.gauss(-1, 1) if is_action else math.nan for is_action in mask)
+
         scores = tuple(
-            TurnScore(
-                tuple(rng.gauss(-1, 1) for _ in range(NUM_ACTION_TOKENS)),
-                tuple(rng.gauss(-1, 1) for _ in range(NUM_ACTION_TOKENS)),
-            )
-            for _ in one.turns
+            ReplyScore(gaussian(turn.action_mask), {"aligned": gaussian(turn.action_mask)}) for turn in one.turns
         )
         weights = tuple(1 + rng.uniform(-0.2, 0.2) for _ in one.turns)
         credit = Credit(one.uid, rng.gauss(0, 1), weights, tuple(rng.gauss(0, 0.5) for _ in one.turns), scores)

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 from .analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
 from .analyzer.extractive import ExtractiveAnalyzer
 from .analyzer.prompts import PROMPTS, Prompts
-from .credit.taspo import assign_credit
+from .credit.base import Batch, WeightRule
+from .credit.taspo import TurnWeights
+from .credit.token_level import TokenWeights
 from .errors import ConfigurationError, RecordError
 from .files import write_text
 from .guidance.block import Composer
 from .guidance.constructions import AlignedConstruction
 from .guidance.stage import GuidanceStage
+from .methods import Recipe
 from .records import TrajectoryRecord, read_records, write_records
 from .redaction import without_secrets
 from .reporting.metrics import analyzer_metrics, credit_metrics, guidance_metrics
@@ -34,21 +37,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _CHARS_PER_TOKEN = 4
-
-
-@dataclass(frozen=True)
-class CreditSettings:
-    """How shifts become weights; the fields of [`~taspo_trl.TASPOConfig`], with its defaults."""
-
-    allocation: str = "action"
-    shift_clip: float = 2.0
-    shift_threshold: float = 0.0
-    score_temperature: float = 0.5
-    weight_range: float = 0.4
-    weight_step_size: float | None = None
-    scale_rewards: str = "group"
-    temperature: float = 1.0
-    """The sampling temperature of the trajectories."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +82,9 @@ def analyze(
     context_chars: int = 12000,
     workers: int = 4,
     action_tags: tuple[str, ...] = (),
-    credit: CreditSettings | None = None,
+    credit: WeightRule | None = None,
+    scale_rewards: str = "group",
+    temperature: float = 1.0,
     micro_batch_tokens: int = 16384,
     on_reply: Callable[[AnalyzerRequest, AnalyzerReply], None] | None = None,
 ) -> Analysis:
@@ -130,8 +120,12 @@ def analyze(
             As `max_evidence_items` ... `analyzer_workers` of [`~taspo_trl.TASPOConfig`].
         action_tags (`tuple[str, ...]`, *optional*):
             Tags of the environment, besides the paper's three, that no statement may hold.
-        credit (`CreditSettings`, *optional*):
-            How shifts become weights.
+        credit (`WeightRule`, *optional*):
+            How shifts become weights. If `None`, [`~taspo_trl.credit.TurnWeights`] with the paper's constants.
+        scale_rewards (`str`, *optional*, defaults to `"group"`):
+            As in training.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            The sampling temperature of the trajectories.
         micro_batch_tokens (`int`, *optional*, defaults to `16384`):
             Bound on rows x longest row of one scoring forward.
         on_reply (`Callable`, *optional*):
@@ -146,7 +140,7 @@ def analyze(
     """
     path = _trajectories_of(Path(path))
     files = _files(path)
-    credit = credit or CreditSettings()
+    rule = credit if credit is not None else TurnWeights()
     scorer, tokenizer = _loaded(model, tokenizer)
     asked = _made(analyzer)
     calls: list[tuple[AnalyzerRequest, AnalyzerReply]] = []
@@ -168,15 +162,15 @@ def analyze(
     folder = Path(output) if output is not None else _default_output(path)
     if folder.resolve() == files[0].parent.resolve():
         raise ConfigurationError(f"`output` is the folder that is read, {folder}; its files would be overwritten.")
-    stage = GuidanceStage(construction, workers, credit.allocation)
+    stage = GuidanceStage(construction, workers, "token" if isinstance(rule, TokenWeights) else "action")
     found = _Found()
     try:
         for file in files:
             records = _guided(list(read_records(file)), stage, file)
             if scorer is not None:
-                records = _weighed(records, scorer, credit, micro_batch_tokens)
+                records = _weighed(records, scorer, rule, scale_rewards, temperature, micro_batch_tokens)
             write_records(folder / file.name, records)
-            found.add(records, folder / file.name, credit)
+            found.add(records, folder / file.name, scale_rewards)
     finally:
         stage.close()
         if asked is not analyzer:
@@ -199,9 +193,9 @@ class _Found:
     groups: int = 0
     files: list[Path] = field(default_factory=list)
 
-    def add(self, records: Sequence[TrajectoryRecord], file: Path, credit: CreditSettings) -> None:
+    def add(self, records: Sequence[TrajectoryRecord], file: Path, scale_rewards: str) -> None:
         self.files.append(file)
-        advantages = _advantages(records, credit)
+        advantages = _advantages(records, scale_rewards)
         self.groups += len({(record.rollout, record.group_id) for record in records})
         for record in records:
             uid = record.trajectory.uid
@@ -248,7 +242,12 @@ def _guided(records: list[TrajectoryRecord], stage: GuidanceStage, file: Path) -
 
 
 def _weighed(
-    records: list[TrajectoryRecord], scorer: tuple[Any, int], credit: CreditSettings, max_tokens: int
+    records: list[TrajectoryRecord],
+    scorer: tuple[Any, int],
+    rule: WeightRule,
+    scale_rewards: str,
+    temperature: float,
+    max_tokens: int,
 ) -> list[TrajectoryRecord]:
     """The records with shifts and weights."""
     from .scoring.saved import score_saved
@@ -256,34 +255,24 @@ def _weighed(
     model, pad_token_id = scorer
     trajectories = [record.trajectory for record in records]
     guidance = {record.trajectory.uid: record.guidance for record in records if record.guidance is not None}
-    scores = score_saved(
+    scored = score_saved(
         model,
         trajectories,
         guidance,
-        temperature=credit.temperature,
+        temperature=temperature,
         max_tokens=max_tokens,
         pad_token_id=pad_token_id,
     )
-    advantages = _advantages(records, credit)
-    return [
-        replace(
-            record,
-            credit=assign_credit(
-                t.uid,
-                advantages[t.uid],
-                scores.get(t.uid, ()),
-                [turn.action_mask for turn in t.turns],
-                allocation=credit.allocation,
-                clip=credit.shift_clip,
-                threshold=credit.shift_threshold,
-                temperature=credit.score_temperature,
-                weight_range=credit.weight_range,
-                step_size=credit.weight_step_size,
-                no_guidance="" if guidance[t.uid] else guidance[t.uid].abstain_reason,
-            ),
-        )
-        for record, t in zip(records, trajectories, strict=True)
-    ]
+    advantages = _advantages(records, scale_rewards)
+    groups = tuple(_groups(records).values())
+    batch = Batch(
+        groups,
+        tuple(advantages[t.uid] for group in groups for t in group.trajectories),
+        scores={(uid, turn_idx): score for uid, of_turns in scored.items() for turn_idx, score in enumerate(of_turns)},
+        unguided={uid: one.abstain_reason for uid, one in guidance.items() if not one},
+    )
+    credits = Recipe("taspo", weight=rule).assign(batch).credits
+    return [replace(record, credit=credits[record.trajectory.uid]) for record in records]
 
 
 def _groups(records: Sequence[TrajectoryRecord]) -> dict[tuple[int, str], TrajectoryGroup]:
@@ -296,10 +285,10 @@ def _groups(records: Sequence[TrajectoryRecord]) -> dict[tuple[int, str], Trajec
     }
 
 
-def _advantages(records: Sequence[TrajectoryRecord], credit: CreditSettings) -> dict[str, float]:
+def _advantages(records: Sequence[TrajectoryRecord], scale_rewards: str) -> dict[str, float]:
     groups = list(_groups(records).values())
     rewards_G = [[t.reward if t.is_usable else None for t in group.trajectories] for group in groups]
-    advantages_G, _ = group_advantages(rewards_G, credit.scale_rewards)
+    advantages_G, _ = group_advantages(rewards_G, scale_rewards)
     return {
         t.uid: advantage
         for group, advantages in zip(groups, advantages_G, strict=True)

@@ -26,13 +26,13 @@ from .types import (
     FinishReason,
     Guidance,
     Rejection,
+    ReplyScore,
     Source,
     Statement,
     StopReason,
     Support,
     Trajectory,
     Turn,
-    TurnScore,
 )
 
 
@@ -118,7 +118,7 @@ def to_json(
         "turns": [_turn_to_json(turn, with_prompt_ids) for turn in trajectory.turns],
         "extraction": asdict(record.extraction) if record.extraction is not None else None,
         "guidance": _guidance_to_json(record.guidance) if record.guidance is not None else None,
-        "credit": asdict(record.credit) if record.credit is not None else None,
+        "credit": _credit_to_json(record.credit) if record.credit is not None else None,
     }
     return _plain(data, redact or redactor())
 
@@ -131,9 +131,10 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
     if type(version) is not int or version not in READ_VERSIONS:
         raise RecordError(f"record version {version!r} is none of the {READ_VERSIONS} that this taspo_trl reads.")
     names = [one.name for one in fields(Trajectory)]
-    values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening")}
+    values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening", "seed")}
     trajectory = Trajectory(
         **values,
+        seed=data.get("seed"),
         stop_reason=StopReason(data["stop_reason"]),
         opening=tuple(data["opening"]),
         turns=tuple(_turn_from_json(turn) for turn in data["turns"]),
@@ -145,13 +146,14 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
         step=data["step"],
         extraction=_extraction_from_json(data["extraction"]) if data.get("extraction") else None,
         guidance=_guidance_from_json(data["guidance"], len(trajectory.turns)) if data.get("guidance") else None,
-        credit=_credit_from_json(data["credit"]) if data.get("credit") else None,
+        credit=_credit_from_json(data["credit"], trajectory) if data.get("credit") else None,
     )
 
 
 def _turn_to_json(turn: Turn, with_prompt_ids: bool) -> dict[str, Any]:
     data = {one.name: getattr(turn, one.name) for one in fields(turn)}
     data["action_mask"] = [int(flag) for flag in turn.action_mask]
+    data["content_mask"] = [int(flag) for flag in turn.content_mask]
     data["finish_reason"] = turn.finish_reason.value
     data["num_prompt_tokens"] = len(turn.prompt_ids)
     if not with_prompt_ids:
@@ -165,6 +167,8 @@ def _turn_from_json(data: Mapping[str, Any]) -> Turn:
         "prompt_ids": tuple(data.get("prompt_ids") or ()),
         "reply_ids": tuple(data["reply_ids"]),
         "action_mask": tuple(bool(flag) for flag in data["action_mask"]),
+        "content_mask": tuple(bool(flag) for flag in data.get("content_mask") or ()),
+        "admissible_actions": _optional_tuple(data.get("admissible_actions")),
         "finish_reason": FinishReason(data["finish_reason"]),
         "sampling_logps": tuple(data["sampling_logps"]) if data.get("sampling_logps") is not None else None,
         "answer": tuple(data.get("answer") or ()),
@@ -238,25 +242,73 @@ def _guidance_from_json(data: Mapping[str, Any], num_turns: int) -> Guidance:
     )
 
 
-def _credit_from_json(data: Mapping[str, Any]) -> Credit:
-    token_weights = data.get("token_weights")
-    scores = tuple(
-        TurnScore(
-            tuple(float("nan") if value is None else value for value in one["plain_logps"]),
-            tuple(float("nan") if value is None else value for value in one["guided_logps"]),
-            one["unscorable"],
-        )
-        for one in data["scores"]
-    )
+def _credit_to_json(credit: Credit) -> dict[str, Any]:
+    scores = [_score_to_json(score) for score in credit.scores]
+    return {**{one.name: getattr(credit, one.name) for one in fields(credit)}, "scores": scores}
+
+
+def _score_to_json(score: ReplyScore) -> dict[str, Any]:
+    """Only the tokens that were scored: of a long reply most are not."""
+    branches = [score.plain, *score.guided.values()]
+    places = [k for k in range(len(score.plain)) if not all(math.isnan(logps[k]) for logps in branches)]
+    return {
+        "tokens": len(score.plain),
+        "places": places,
+        "plain": [score.plain[k] for k in places],
+        "guided": {name: [logps[k] for k in places] for name, logps in score.guided.items()},
+        "unscorable": score.unscorable,
+        "missing": dict(score.missing),
+    }
+
+
+def _score_from_json(data: Mapping[str, Any]) -> ReplyScore:
+    def spread(values: Iterable[float | None]) -> tuple[float, ...]:
+        whole = [math.nan] * data["tokens"]
+        for place, value in zip(data["places"], values, strict=True):
+            whole[place] = math.nan if value is None else value
+        return tuple(whole)
+
+    guided = {name: spread(values) for name, values in data["guided"].items()}
+    return ReplyScore(spread(data["plain"]), guided, data["unscorable"], dict(data["missing"]))
+
+
+def _score_of_version_1(data: Mapping[str, Any], turn: Turn, block: str) -> ReplyScore:
+    """Version 1 kept the action's tokens only, of one block."""
+    if data["unscorable"] and not data["plain_logps"]:
+        return ReplyScore(unscorable=data["unscorable"])
+    places = [k for k, is_action in enumerate(turn.action_mask) if is_action]
+    one = {"tokens": len(turn.reply_ids), "places": places, "plain": data["plain_logps"], "missing": {}}
+    return _score_from_json({**one, "guided": {block: data["guided_logps"]}, "unscorable": data["unscorable"]})
+
+
+def _credit_from_json(data: Mapping[str, Any], trajectory: Trajectory) -> Credit:
+    if "method" in data:
+        scores = [_score_from_json(score) for score in data["scores"]]
+    else:
+        scores = [
+            _score_of_version_1(score, turn, "aligned")
+            for score, turn in zip(data["scores"], trajectory.turns, strict=False)
+        ]
     return Credit(
         traj_uid=data["traj_uid"],
         advantage=data["advantage"],
         weights=tuple(data["weights"]),
         supports=tuple(data["supports"]),
-        scores=scores,
+        scores=tuple(scores),
         fallback=data["fallback"],
-        token_weights=tuple(tuple(one) for one in token_weights) if token_weights is not None else None,
+        token_weights=_optional_rows(data.get("token_weights")),
+        method=data.get("method", "taspo"),
+        turn_advantages=_optional_tuple(data.get("turn_advantages")),
+        token_advantages=_optional_rows(data.get("token_advantages")),
     )
+
+
+def _optional_tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _optional_rows(rows: Iterable[Iterable[float]] | None) -> tuple[tuple[float, ...], ...] | None:
+    return None if rows is None else tuple(tuple(row) for row in rows)
 
 
 def _plain(value: Any, redact: Callable[[str], str]) -> Any:

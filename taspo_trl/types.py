@@ -98,6 +98,10 @@ class Turn:
     """History items dropped plus observation cuts that this prompt needed to fit."""
     answer: tuple[Mapping[str, Any], ...] = ()
     """The chat messages that answered the action, where the environment wrote them itself (tool results)."""
+    content_mask: tuple[bool, ...] = ()
+    """Over `reply_ids`: True = token of the action without its tags. Empty when it was not recorded."""
+    admissible_actions: tuple[str, ...] | None = None
+    """What the environment would accept before the action; None for one that lists nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class Trajectory:
     error: str = ""
     """What went wrong, for infrastructure ends."""
     seconds: float = 0.0
+    seed: int | None = None
+    """What `reset` was given; with the task and the actions it replays the episode."""
 
     @property
     def is_usable(self) -> bool:
@@ -267,21 +273,6 @@ class Guidance:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnScore:
-    """The paired log-probabilities of one turn's action tokens, or the reason why there are none."""
-
-    plain_logps: tuple[float, ...] = ()
-    guided_logps: tuple[float, ...] = ()
-    unscorable: str = ""
-    """Empty = scored; else for example empty_mask, no_splice_index, over_window, non_finite."""
-
-    @property
-    def shifts(self) -> tuple[float, ...]:
-        """Delta_itk (E3) over the turn's action tokens."""
-        return tuple(g - p for g, p in zip(self.guided_logps, self.plain_logps, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
 class ReplyScore:
     """The log-probabilities of one turn's reply tokens, plain and in each guided branch."""
 
@@ -312,11 +303,17 @@ class Credit:
     advantage: float
     """A_i."""
     weights: tuple[float, ...]
-    """w_it, one value for each turn; with token-level allocation the mean weight of the turn's tokens."""
+    """w_it, one value for each turn; where weights differ inside a turn, the mean over its reply tokens."""
     supports: tuple[float | None, ...] = ()
-    """d_it, None for an unscorable turn."""
-    scores: tuple[TurnScore, ...] = ()
+    """The evidence behind each weight (TASPO: d_it); None for a turn that has none."""
+    scores: tuple[ReplyScore, ...] = ()
     fallback: str = ""
-    """Why all weights are exactly 1.0; empty when they are not."""
+    """Why A~ = A on every token; empty when it is not."""
     token_weights: tuple[tuple[float, ...], ...] | None = None
-    """Token-level allocation only: one weight for each reply token of each turn."""
+    """One weight for each reply token of each turn, where weights differ inside a turn."""
+    method: str = "taspo"
+    """A name of `taspo_trl.credit.METHODS`."""
+    turn_advantages: tuple[float, ...] | None = None
+    """A_it, where the method's differ from A_i."""
+    token_advantages: tuple[tuple[float, ...], ...] | None = None
+    """A~_itk over the reply tokens, where they are not A_i times the weight."""

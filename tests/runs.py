@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from taspo_trl.evaluation import EvaluationResult, Play
@@ -16,11 +18,11 @@ from taspo_trl.types import (
     Extraction,
     Guidance,
     Rejection,
+    ReplyScore,
     Source,
     Statement,
     StopReason,
     Support,
-    TurnScore,
 )
 from tests.builders import trajectory, turn
 
@@ -51,6 +53,11 @@ def episode(uid: str, actions: list[tuple[str, str]], start: str, success: bool,
         rewards={"success": float(success)},
         **values,
     )
+
+
+def score(plain: Sequence[float], guided: Sequence[float]) -> ReplyScore:
+    """Of a reply of [`episode`]: a thought, then two action tokens."""
+    return ReplyScore((math.nan, *plain), {"aligned": (math.nan, *guided)})
 
 
 def small_group(rollout: int = 0) -> list[TrajectoryRecord]:
@@ -93,9 +100,9 @@ def small_group(rollout: int = 0) -> list[TrajectoryRecord]:
         (Rejection("alignment", "evidence_id_not_allowed", "E9"),),
     )
     scores = (
-        TurnScore((-1.0, -0.5), (-2.5, -0.5)),
-        TurnScore((-0.25, -0.5), (-0.5, -1.0)),
-        TurnScore((-2.0, -1.0), (-0.5, -0.75)),
+        score((-1.0, -0.5), (-2.5, -0.5)),
+        score((-0.25, -0.5), (-0.5, -1.0)),
+        score((-2.0, -1.0), (-0.5, -0.75)),
     )
     credits = [
         Credit(uids[0], 0.7, (1.0, 1.0), (None, None), (), "no_other_success"),
@@ -174,7 +181,7 @@ def _large_group(rng, things, rollout, group, group_size):
         given = Guidance(
             one.uid, "aligned", {"aligned": Block.whole((1, 2, 3), len(actions), "- Go.")}, statements, evidence
         )
-        scores = tuple(TurnScore((rng.gauss(-1, 1), -0.1), (rng.gauss(-1, 1), -0.1)) for _ in actions)
+        scores = tuple(score((rng.gauss(-1, 1), -0.1), (rng.gauss(-1, 1), -0.1)) for _ in actions)
         weights = tuple(1 + rng.uniform(-0.2, 0.2) for _ in actions)
         supports = tuple(rng.gauss(0, 0.5) for _ in actions)
         credit = Credit(one.uid, rng.choice((-0.7, 1.2)), weights, supports, scores)

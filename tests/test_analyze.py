@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taspo_trl.analyze import ApproximateTokenizer, CreditSettings, analyze
+from taspo_trl.analyze import ApproximateTokenizer, analyze
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.analyzer.prompts import ALIGNMENT, Prompts, load_prompts
+from taspo_trl.credit import TurnWeights
 from taspo_trl.errors import ConfigurationError, RecordError
 from taspo_trl.guidance.block import Composer
 from taspo_trl.records import TrajectoryRecord, read_records, write_records
@@ -76,7 +77,7 @@ def test_weights_are_those_of_training(trained, tmp_path):
 
 def test_credit_settings_reach_the_weights(trained, tmp_path):
     source = Path(trained.args.output_dir) / "_trajectories"
-    settings = CreditSettings(weight_range=0.0)
+    settings = TurnWeights(weight_range=0.0)
     analyze(source, model=trained.model, tokenizer=byte_bpe(), output=tmp_path / "a", credit=settings)
     assert all(set(record.credit.weights) == {1.0} for record in read_records(tmp_path / "a"))
 

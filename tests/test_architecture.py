@@ -21,6 +21,7 @@ ORDER = (
     ("scoring",),
     ("credit",),
     ("loss",),
+    ("methods",),
     ("config",),
     ("evaluation",),
     ("plots", "reporting", "viewer"),

@@ -18,11 +18,11 @@ from taspo_trl.types import (
     FinishReason,
     Guidance,
     Rejection,
+    ReplyScore,
     Source,
     Statement,
     StopReason,
     Support,
-    TurnScore,
 )
 from tests.builders import trajectory, turn
 
@@ -49,6 +49,8 @@ def full_record():
                     finish_reason=FinishReason.LENGTH,
                     sampling_logps=(-0.1, None, -2.5),
                     prompt_cuts=3,
+                    content_mask=(False, True, False),
+                    admissible_actions=("look", "go"),
                     answer=({"role": "tool", "name": "look", "content": "a desk"},),
                 ),
                 turn((4,), (), action_mask=(), sampling_logps=()),
@@ -65,6 +67,7 @@ def full_record():
             rewards={"success": 1.0, "style": 0.25, "absent": None},
             error="none really",
             seconds=1.5,
+            seed=17,
         ),
         group_id="r0-g0",
         rollout=7,
@@ -88,9 +91,15 @@ def full_record():
             -0.7,
             (1.1, 0.9),
             (0.5, None),
-            (TurnScore((-1.0, -2.0), (-0.5, -2.5)), TurnScore(unscorable="no_reply")),
+            (
+                ReplyScore((-1.0, -2.0, math.nan), {"aligned": (-0.5, -2.5, math.nan)}),
+                ReplyScore(unscorable="no_reply", missing={"step": "no_block"}),
+            ),
             "fewer_than_two_scorable_turns",
             ((1.0, 1.2, 1.0), ()),
+            "serl",
+            (-0.7, -0.5),
+            ((-0.7, -0.84, -0.7), ()),
         ),
     )
 
@@ -170,15 +179,15 @@ def test_non_finite_numbers_become_null_and_scores_come_back_as_nan(tmp_path):
             rewards={"success": 0.0, "f": math.nan, "g": math.inf},
         ),
         credit=Credit(
-            "t", 1.0, (1.0,), (None,), (TurnScore((math.nan, -1.0), (-math.inf, -2.0), unscorable="non_finite"),)
+            "t", 1.0, (1.0,), (None,), (ReplyScore((math.nan, -1.0), {"aligned": (-math.inf, -2.0)}, "non_finite"),)
         ),
     )
     write_records(tmp_path / "a.jsonl", [record])
     assert b"NaN" not in (tmp_path / "a.jsonl").read_bytes()
     (back,) = read_records(tmp_path / "a.jsonl")
     (score,) = back.credit.scores
-    assert math.isnan(score.plain_logps[0]) and score.plain_logps[1] == -1.0
-    assert math.isnan(score.guided_logps[0]) and score.guided_logps[1] == -2.0
+    assert math.isnan(score.plain[0]) and score.plain[1] == -1.0
+    assert math.isnan(score.guided["aligned"][0]) and score.guided["aligned"][1] == -2.0
     assert score.unscorable == "non_finite"
     assert back.trajectory.rewards == {"success": 0.0, "f": None, "g": None}
     assert back.trajectory.turns[0].sampling_logps == (None, -1.0)

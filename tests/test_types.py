@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from taspo_trl import types
-from taspo_trl.types import Block, Guidance, StopReason, TrajectoryGroup, TurnScore
+from taspo_trl.types import Block, Guidance, ReplyScore, StopReason, TrajectoryGroup
 from tests.builders import group, trajectory, turn
 
 
@@ -28,10 +28,10 @@ def test_trajectory_is_usable_when_the_policy_ended_it_and_it_has_turns(reason):
 
 
 def test_shifts_are_guided_minus_plain():
-    assert TurnScore((-1.0, -2.0), (-0.5, -3.0)).shifts == (0.5, -1.0)
-    assert TurnScore(unscorable="empty_mask").shifts == ()
+    assert ReplyScore((-1.0, -2.0), {"aligned": (-0.5, -3.0)}).shifts() == (0.5, -1.0)
+    assert ReplyScore(unscorable="empty_mask").shifts() is None
     with pytest.raises(ValueError, match="zip"):
-        _ = TurnScore((-1.0,), ()).shifts
+        ReplyScore((-1.0,), {"aligned": ()}).shifts()
 
 
 def test_guidance_is_true_when_there_is_a_block():

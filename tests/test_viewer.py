@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from taspo_trl.errors import RecordError
 from taspo_trl.evaluation import EvaluationResult
 from taspo_trl.records import TrajectoryRecord, read_records, to_json, write_records
-from taspo_trl.types import Block, Credit, Guidance, StopReason, TurnScore
+from taspo_trl.types import Block, Credit, Guidance, ReplyScore, StopReason
 from taspo_trl.viewer import trajectory_html, write_viewer
 from taspo_trl.viewer.blocks import shown_block
 from taspo_trl.viewer.evaluations import load_evaluations
@@ -148,13 +148,21 @@ def test_group_keeps_the_pedigree_of_guidance():
 
 def test_token_weights_stand_at_the_action_tokens():
     one = trajectory([turn((1,), (10, 11, 12), action_mask=(False, True, True))])
-    credit = Credit("t", 1.0, (1.0,), (0.5,), (TurnScore((-1.0, -1.0), (0.0, -1.0)),), "", ((1.0, 1.25, 0.75),))
+    credit = Credit(
+        "t",
+        1.0,
+        (1.0,),
+        (0.5,),
+        (ReplyScore((math.nan, -1.0, -1.0), {"aligned": (math.nan, 0.0, -1.0)}),),
+        "",
+        ((1.0, 1.25, 0.75),),
+    )
     (member,) = group_data([to_json(TrajectoryRecord(one, "g", 0, 0, credit=credit))], no_text)["members"]
     assert member["turns"][0]["tokens"]["weight"] == [1.25, 0.75]
 
 
 def test_non_finite_log_probabilities_have_no_shift():
-    score = TurnScore((math.nan, -1.0), (-1.0, -1.5), "non_finite")
+    score = ReplyScore((math.nan, math.nan, -1.0), {"aligned": (math.nan, -1.0, -1.5)}, "non_finite")
     credit = Credit("t", 1.0, (1.0,), (None,), (score,))
     record = TrajectoryRecord(trajectory([turn()]), "g", 0, 0, credit=credit)
     (member,) = group_data([to_json(record)], no_text)["members"]

@@ -44,8 +44,9 @@ def main(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from ..analyze import CreditSettings, analyze
+    from ..analyze import analyze
     from ..analyzer.prompts import load_prompts
+    from ..credit import TokenWeights, TurnWeights
 
     if options.model:
         check_model(options.model)
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> int:
                 max_guidance_tokens=options.max_guidance_tokens,
                 context_chars=options.context_chars,
                 workers=options.workers,
-                credit=CreditSettings(allocation=options.allocation),
+                credit=TokenWeights() if options.allocation == "token" else TurnWeights(),
                 on_reply=lambda request, reply: progress.advance(bar),
             )
     finally:

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from ..errors import InvariantError
-from ..types import ReplyScore, Trajectory, TrajectoryGroup
+from ..types import Credit, ReplyScore, Trajectory, TrajectoryGroup
 
 
 Ragged = list[list[float]]
@@ -128,6 +128,8 @@ class Batch:
             Updates of the whole run, for schedules that are scaled; 0 = unknown.
         state_key (`Callable`, *optional*):
             Which turns stand in the same state.
+        unguided (`Mapping[str, str]`, *optional*):
+            Trajectory uid -> why it has no guidance.
         values (`Mapping[tuple[str, int], float]`, *optional*):
             (trajectory uid, t) -> V of the state before turn t (t = T_i: after the last action).
     """
@@ -139,6 +141,7 @@ class Batch:
     num_steps: int = 0
     state_key: StateKey | None = None
     values: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    unguided: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -438,6 +441,41 @@ def combined(*needs: Needs) -> Needs:
         values=max((one.values for one in needs), default=0),
         final_scores=any(one.final_scores for one in needs),
     )
+
+
+def credits_of(batch: Batch, advantages: Ragged, weighed: Weighed, method: str) -> dict[str, Credit]:
+    """What a rule did to each trajectory, by uid, as it is recorded."""
+    return {t.uid: _credit_of(batch, i, t, advantages[i], weighed, method) for i, t in enumerate(batch.trajectories)}
+
+
+def _credit_of(batch: Batch, i: int, t: Trajectory, row: list[float], weighed: Weighed, method: str) -> Credit:
+    outcome, tokens = batch.outcome[i], weighed.advantages[i]
+    weights = weighed.weights[i] if weighed.weights is not None else [_mean_weight(outcome, turn) for turn in tokens]
+    inside = weighed.token_weights[i] if weighed.token_weights is not None else None
+    if inside is not None and all(len(set(turn)) <= 1 for turn in inside):
+        inside = None
+    told = inside or [[w] * len(turn) for w, turn in zip(weights, tokens, strict=True)]
+    is_told = [[outcome * w for w in turn] for turn in told] == tokens
+    scores = [batch.scores.get((t.uid, turn_idx)) for turn_idx in range(len(t.turns))]
+    is_scored = any(score is not None for score in scores)
+    return Credit(
+        traj_uid=t.uid,
+        advantage=outcome,
+        weights=tuple(weights),
+        supports=tuple(weighed.supports[i]) if weighed.supports is not None else (None,) * len(t.turns),
+        scores=tuple(score or ReplyScore(unscorable="no_reply") for score in scores) if is_scored else (),
+        fallback=weighed.fallbacks[i] if weighed.fallbacks is not None else "",
+        token_weights=None if inside is None else tuple(tuple(turn) for turn in inside),
+        method=method,
+        turn_advantages=None if all(a == outcome for a in row) else tuple(row),
+        token_advantages=None if is_told else tuple(tuple(turn) for turn in tokens),
+    )
+
+
+def _mean_weight(outcome: float, tokens: list[float]) -> float:
+    if not outcome or all(a == outcome for a in tokens):
+        return 1.0
+    return math.fsum(tokens) / len(tokens) / outcome
 
 
 _SLACK = 1e-9

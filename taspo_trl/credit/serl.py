@@ -21,7 +21,7 @@ from .option_checks import check_choice, check_number, check_schedule, check_tea
 
 def inside_the_tags(turn: Turn) -> Sequence[bool]:
     """Action tokens without the tags, over R_it; M_it where the turn did not record them."""
-    return getattr(turn, "content_mask", ()) or turn.action_mask
+    return turn.content_mask or turn.action_mask
 
 
 @dataclass(frozen=True)

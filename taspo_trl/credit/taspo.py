@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..errors import InvariantError
-from ..types import Credit, TurnScore
+from ..types import Trajectory
+from .base import Batch, Guarantees, Needs, Ragged, Weighed, weigh_turns
 
 
 def action_support(shifts: Sequence[float], clip: float = 2.0, threshold: float = 0.0) -> float | None:
@@ -39,7 +40,7 @@ def action_support(shifts: Sequence[float], clip: float = 2.0, threshold: float 
         raise ValueError(f"`threshold` must not be negative, got {threshold!r}.")
     if len(shifts) == 0 or not all(math.isfinite(shift) for shift in shifts):
         return None
-    mean = math.fsum(_clipped(shift, clip, threshold) for shift in shifts) / len(shifts)
+    mean = math.fsum(clipped(shift, clip, threshold) for shift in shifts) / len(shifts)
     return max(-clip, min(clip, mean))  # the division may round past the bound
 
 
@@ -101,138 +102,68 @@ def credit_weights(
     return weights
 
 
-def token_weights(
-    shifts: Sequence[Sequence[float] | None],
-    advantage: float,
-    *,
-    clip: float = 2.0,
-    threshold: float = 0.0,
-    temperature: float = 0.5,
-    weight_range: float = 0.4,
-    step_size: float | None = None,
-) -> list[list[float] | None]:
-    """Token-level allocation, the ablation: E5 to E7 over the pool of all action tokens of a trajectory.
-
-    The support of a token is its own clipped shift. Mean one holds over the pool; since tokens of short and long turns
-    then weigh alike, the coefficient-weighted mean over the trajectory is *not* preserved.
+@dataclass(frozen=True)
+class TurnWeights:
+    """TASPO's weight rule: A~_it = A_i w_it with one weight for each turn (E1, E4 to E7).
 
     Args:
-        shifts (`Sequence[Sequence[float] | None]`):
-            Delta_itk for each turn's action tokens; None, empty or non-finite = the turn is unscorable.
-        advantage (`float`):
-            A_i.
-        clip, threshold, temperature, weight_range, step_size:
-            As in [`action_support`] and [`credit_weights`].
-
-    Returns:
-        `list[list[float] | None]`: the weight of each action token, None for an unscorable turn. All ones with fewer
-        than two tokens in the pool.
+        clip (`float`, *optional*, defaults to `2.0`), threshold (`float`, *optional*, defaults to `0.0`):
+            c and kappa of [`action_support`].
+        temperature (`float`, *optional*, defaults to `0.5`), weight_range (`float`, *optional*, defaults to `0.4`), \
+        step_size (`float`, *optional*):
+            tau, eps_w and eta of [`credit_weights`].
+        block (`str`, *optional*, defaults to `"aligned"`):
+            Whose shifts are weighed.
     """
-    pool: list[float] = []
-    for turn in shifts:
-        if turn is not None and action_support(turn, clip, threshold) is not None:
-            pool.extend(_clipped(shift, clip, threshold) for shift in turn)
-    flat = iter(credit_weights(pool, advantage, temperature, weight_range, step_size))
+
+    clip: float = 2.0
+    threshold: float = 0.0
+    temperature: float = 0.5
+    weight_range: float = 0.4
+    step_size: float | None = None
+    block: str = "aligned"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(blocks=(self.block,), scope="action")
+
+    @property
+    def guarantees(self) -> Guarantees:
+        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns")
+
+    def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
+        weights, supports, fallbacks = [], [], []
+        for t, outcome in zip(batch.trajectories, batch.outcome, strict=True):
+            supported = supports_of(batch, t, self.block, self.clip, self.threshold)
+            fallback = fallback_of(batch, t, outcome)
+            if not fallback and sum(d is not None for d in supported) < 2:
+                fallback = "fewer_than_two_scorable_turns"
+            supports.append(supported)
+            fallbacks.append(fallback)
+            weights.append(
+                [1.0] * len(t.turns)
+                if fallback
+                else credit_weights(supported, outcome, self.temperature, self.weight_range, self.step_size)
+            )
+        return weigh_turns(batch, advantages, weights, supports, fallbacks)
+
+
+def supports_of(batch: Batch, trajectory: Trajectory, block: str, clip: float, threshold: float) -> list[float | None]:
+    """d_it of each turn; None for a turn without a usable score."""
     return [
-        [next(flat) for _ in turn] if turn is not None and action_support(turn, clip, threshold) is not None else None
-        for turn in shifts
+        None if shifts is None else action_support(shifts, clip, threshold)
+        for shifts in (batch.action_shifts(trajectory, turn_idx, block) for turn_idx in range(len(trajectory.turns)))
     ]
 
 
-def assign_credit(
-    traj_uid: str,
-    advantage: float,
-    scores: Sequence[TurnScore],
-    action_masks: Sequence[Sequence[bool]],
-    *,
-    allocation: str = "action",
-    clip: float = 2.0,
-    threshold: float = 0.0,
-    temperature: float = 0.5,
-    weight_range: float = 0.4,
-    step_size: float | None = None,
-    no_guidance: str = "",
-) -> Credit:
-    """The credit of one trajectory, with the reason when it falls back to GRPO.
-
-    Args:
-        traj_uid (`str`):
-            The trajectory.
-        advantage (`float`):
-            A_i.
-        scores (`Sequence[TurnScore]`):
-            One for each turn; may be empty when the trajectory was not scored.
-        action_masks (`Sequence[Sequence[bool]]`):
-            M_it over the reply tokens of each turn; needed for token-level allocation.
-        allocation (`str`, *optional*, defaults to `"action"`):
-            `"action"`: one weight for each turn. `"token"`: one for each action token.
-        no_guidance (`str`, *optional*):
-            Why the trajectory has no guidance; becomes the fallback reason.
-
-    Returns:
-        `Credit`: weights checked against the method's guarantees.
-
-    Raises:
-        InvariantError: a weight leaves its bounds or the mean is not one within 1e-6.
-    """
-    num_turns = len(action_masks)
-    supports = [None if score.unscorable else action_support(score.shifts, clip, threshold) for score in scores] or [
-        None
-    ] * num_turns
-    num_scorable = sum(d is not None for d in supports)
-    if no_guidance:
-        fallback = no_guidance
-    elif advantage == 0:
-        fallback = "zero_advantage"
-    elif num_scorable < 2 and allocation == "action":
-        fallback = "fewer_than_two_scorable_turns"
-    else:
-        fallback = ""
-
-    per_token = None
-    if fallback:
-        weights = [1.0] * num_turns
-    elif allocation == "action":
-        weights = credit_weights(supports, advantage, temperature, weight_range, step_size)
-        _check(traj_uid, weights, weight_range)
-    else:
-        shifts = [None if d is None else score.shifts for d, score in zip(supports, scores, strict=True)]
-        allocated = token_weights(
-            shifts,
-            advantage,
-            clip=clip,
-            threshold=threshold,
-            temperature=temperature,
-            weight_range=weight_range,
-            step_size=step_size,
-        )
-        _check(traj_uid, [w for turn in allocated if turn is not None for w in turn], weight_range)
-        per_token = tuple(_spread(mask, turn) for mask, turn in zip(action_masks, allocated, strict=True))
-        weights = [math.fsum(turn) / len(turn) if turn else 1.0 for turn in per_token]
-        if sum(len(turn) for turn in shifts if turn is not None) < 2:
-            fallback = "fewer_than_two_scorable_tokens"
-
-    return Credit(
-        traj_uid=traj_uid,
-        advantage=advantage,
-        weights=tuple(weights),
-        supports=tuple(supports),
-        scores=tuple(scores),
-        fallback=fallback,
-        token_weights=per_token,
-    )
+def fallback_of(batch: Batch, trajectory: Trajectory, outcome: float) -> str:
+    """Why a trajectory is plain GRPO before its shifts are looked at; empty when it is not."""
+    return batch.unguided.get(trajectory.uid, "") or ("zero_advantage" if outcome == 0 else "")
 
 
-def _clipped(shift: float, clip: float, threshold: float) -> float:
+def clipped(shift: float, clip: float, threshold: float) -> float:
+    """clip(Delta, -c, +c), or 0 below the threshold."""
     return 0.0 if abs(shift) < threshold else _cut(shift, clip)
-
-
-def _spread(mask: Sequence[bool], weights: Sequence[float] | None) -> tuple[float, ...]:
-    """Weights of the action tokens laid over all reply tokens; tokens outside the action keep weight 1."""
-    if weights is None:
-        return (1.0,) * len(mask)
-    flat = iter(weights)
-    return tuple(next(flat) if is_action else 1.0 for is_action in mask)
 
 
 def _box_constrained(offsets: list[float], bound: float) -> list[float]:
@@ -272,17 +203,3 @@ def _multiplier(offsets: list[float], bound: float) -> float:
 
 def _cut(value: float, bound: float) -> float:
     return max(-bound, min(bound, value))
-
-
-def _check(traj_uid: str, weights: Sequence[float], weight_range: float) -> None:
-    """Raise unless the weights keep what E1 promises."""
-    if not weights:
-        return
-    slack = 1e-9
-    mean = math.fsum(weights) / len(weights)
-    out = [w for w in weights if not (1 - weight_range - slack <= w <= 1 + weight_range + slack and w > 0)]
-    if out or abs(mean - 1) > 1e-6:
-        raise InvariantError(
-            f"Weights of trajectory {traj_uid!r} break E1 (bounds 1 ± {weight_range}, mean 1): mean {mean!r}, "
-            f"outside {out[:3]!r}. This is a bug in taspo_trl; please report it with the trajectory's record."
-        )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..rows import Row, token_coefficient
-from ..types import Credit, FinishReason, Trajectory
+from ..types import FinishReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class LossRow:
     coefficients: tuple[float, ...]
     """c_itk, times N_row / n_k."""
     advantages: tuple[float, ...]
-    """A~_it = A_i * w_it."""
+    """A~_itk."""
     old_logps: tuple[float, ...] | None = None
     """None when the update is on-policy: the ratio is then 1 and its gradient that of the log-probability."""
     ref_logps: tuple[float, ...] | None = None
@@ -59,15 +59,16 @@ def loss_row(
     return LossRow(row.ids, tuple(positions), tuple(coefficients), (0.0,) * len(positions))
 
 
-def with_credit(loss_row: LossRow, row: Row, credit: Credit) -> LossRow:
-    """The row with A~_it = A_i * w_it on every sampled token of a turn; with token-level credit, on each token."""
-    advantages: list[float] = []
-    for turn in row.turns:
-        if credit.token_weights is not None:
-            advantages.extend(credit.advantage * weight for weight in credit.token_weights[turn.turn_idx])
-        else:
-            advantages.extend([credit.advantage * credit.weights[turn.turn_idx]] * turn.length)
-    return replace(loss_row, advantages=tuple(advantages))
+def with_credit(loss_row: LossRow, row: Row, advantages: Sequence[Sequence[float]]) -> LossRow:
+    """The row with A~_itk on every sampled token.
+
+    Args:
+        loss_row (`LossRow`), row (`Row`):
+            One row.
+        advantages (`Sequence[Sequence[float]]`):
+            A~_itk of its trajectory, `[turn][reply token]`.
+    """
+    return replace(loss_row, advantages=tuple(a for turn in row.turns for a in advantages[turn.turn_idx]))
 
 
 def with_logps(

@@ -36,14 +36,13 @@ class UpdatePlan:
 
 def plan_update(
     trajectories: Sequence[Trajectory],
-    advantages: Sequence[float],
+    moves: Sequence[Sequence[bool]],
     *,
     num_steps: int,
     num_micro_steps: int,
     max_tokens: int,
     seed: int,
     share: float = 1.0,
-    all_contribute: bool = False,
     mask_truncated: bool = False,
     process_index: int = 0,
     num_processes: int = 1,
@@ -51,8 +50,11 @@ def plan_update(
     """Plan the optimizer steps of a rollout batch.
 
     Args:
-        trajectories (`Sequence[Trajectory]`), advantages (`Sequence[float]`):
-            The global batch and A_i.
+        trajectories (`Sequence[Trajectory]`):
+            The global batch.
+        moves (`Sequence[Sequence[bool]]`):
+            `[trajectory][turn]`: whether a loss of that turn's tokens can differ from 0. Rows in which none can are
+            left out; they count in B all the same.
         num_steps (`int`), num_micro_steps (`int`):
             K optimizer steps, gradient accumulation steps in each.
         max_tokens (`int`):
@@ -61,16 +63,20 @@ def plan_update(
             Deals rows to optimizer steps.
         share (`float`, *optional*, defaults to `1.0`):
             This batch's share of an optimizer step, when several rollout batches feed one step.
-        all_contribute (`bool`, *optional*, defaults to `False`):
-            Keep rows with A_i = 0: with a KL term or an entropy bonus they move the policy too.
         mask_truncated (`bool`, *optional*, defaults to `False`):
             See [`~taspo_trl.loss.batches.loss_row`].
         process_index (`int`, *optional*, defaults to `0`), num_processes (`int`, *optional*, defaults to `1`):
             Whose micro-batches to return.
     """
-    usable = [(t, a) for t, a in zip(trajectories, advantages, strict=True) if t.is_usable]
+    usable = [(t, of_turns) for t, of_turns in zip(trajectories, moves, strict=True) if t.is_usable]
     by_uid = {t.uid: t for t, _ in usable}
-    rows = [row for t, advantage in usable if advantage != 0 or all_contribute for row in build_rows(t)]
+    rows = [
+        row
+        for t, of_turns in usable
+        if any(of_turns)
+        for row in build_rows(t)
+        if any(of_turns[turn.turn_idx] for turn in row.turns)
+    ]
     lengths = [len(row.ids) for row in rows]
     deal = deal_rows(lengths, num_steps, num_micro_steps, num_processes, seed)
 

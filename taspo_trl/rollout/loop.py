@@ -296,6 +296,8 @@ class _Loop:
                 sampling_logps=generation.logps,
                 prompt_cuts=prompt.cuts,
                 answer=answer,
+                content_mask=tuple(masks.content),
+                admissible_actions=episode.admissible_actions,
             )
         )
         episode.generation = None
@@ -322,6 +324,7 @@ class _Loop:
             environment_reward=episode.reward,
             error=error,
             seconds=time.monotonic() - episode.started,
+            seed=spec.seed,
         )
         if reason.is_infrastructure and reason is not StopReason.GENERATION_ERROR:
             self.pool.discard(episode.worker)  # its instance is in an unknown state

@@ -8,7 +8,7 @@ continuations are the same computation, and the shift is 0 exactly.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,22 +24,28 @@ Forward = Callable[..., SelectedOutput]
 
 @dataclass(frozen=True, slots=True)
 class PairedRow:
-    """A row to be scored with and without a guidance block."""
+    """A row to be scored without and with one block or more."""
 
     ids: tuple[int, ...]
     splice_index: int
-    """The block goes before `ids[splice_index]`; at least `MIN_SPLICE_INDEX`."""
-    block_ids: tuple[int, ...]
+    """The blocks go before `ids[splice_index]`; at least `MIN_SPLICE_INDEX`, or 0: before the whole chat."""
+    blocks: tuple[tuple[int, ...], ...]
+    """One guided branch for each."""
     positions: tuple[int, ...]
     """Indices into `ids` of the tokens whose log-probability is needed, all >= `splice_index`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedLogps:
-    """log pi_old(y | h) and log pi_old(y | P, h) of a row's positions."""
+    """log pi_old(y | h) and log pi_T(y | P, h) of a row's positions."""
 
     plain: tuple[float, ...]
-    guided: tuple[float, ...]
+    guided: tuple[tuple[float, ...], ...]
+    """One entry for each block."""
+
+
+Kind = tuple[int, bool, bool]
+"""(number of blocks, whether one is empty, whether they stand before the chat): rows of one kind share forwards."""
 
 
 def score_pairs(
@@ -49,9 +55,10 @@ def score_pairs(
     max_tokens: int,
     pad_token_id: int = 0,
     forward: Forward | None = None,
-    num_batches: int | None = None,
+    num_batches: Mapping[Kind, int] | None = None,
+    teacher: Any = None,
 ) -> list[PairedLogps]:
-    """Score every row in both branches, in length-sorted token-budget batches.
+    """Score every row in all its branches, in length-sorted token-budget batches.
 
     Args:
         model:
@@ -60,66 +67,108 @@ def score_pairs(
         rows (`Sequence[PairedRow]`):
             What to score; the result has the same order.
         max_tokens (`int`):
-            Bound on rows x (longest row + block) of a batch.
+            Bound on rows x (longest row + longest block) of a batch.
         pad_token_id (`int`, *optional*, defaults to `0`):
             Fills the rectangle; never attended to.
         forward (`Callable`, *optional*):
             How the policy is called; defaults to `model`.
-        num_batches (`int`, *optional*):
-            At least this many batches are run, the missing ones on a dummy row, because sharded models need the same
-            number of forwards on every process.
+        num_batches (`Mapping[Kind, int]`, *optional*):
+            At least so many batches of each kind are run, the missing ones on a dummy row, because sharded models need
+            the same number of forwards on every process.
+        teacher (*optional*):
+            Another model that plays the guided branches, prepared like `model`; None = `model` itself, with the keys
+            and values of the common prefix shared between the branches.
 
     Returns:
         `list[PairedLogps]`: plain floats, as the model gave them; non-finite values are the caller's to judge.
     """
-    call = forward or model
+    scorer = _Scorer(model, forward or model, teacher, pad_token_id)
     batches = _plan(rows, max_tokens)
     results: list[PairedLogps | None] = [None] * len(rows)
-    for batch in batches:
-        for index, scored in zip(
-            batch, _score_batch(model, call, [rows[i] for i in batch], pad_token_id), strict=True
-        ):
-            results[index] = scored
-    for _ in range((num_batches or 0) - len(batches)):
-        _score_batch(model, call, [_DUMMY], pad_token_id)
+    for kind in sorted({*batches, *(num_batches or {})}):
+        for batch in batches.get(kind, ()):
+            for index, scored in zip(batch, scorer.score([rows[i] for i in batch]), strict=True):
+                results[index] = scored
+        for _ in range((num_batches or {}).get(kind, 0) - len(batches.get(kind, ()))):
+            scorer.score([_dummy(kind)])
     return [result for result in results if result is not None]
 
 
-def num_score_batches(rows: Sequence[PairedRow], max_tokens: int) -> int:
-    """How many batches [`score_pairs`] makes of `rows`."""
-    return len(_plan(rows, max_tokens))
+def num_score_batches(rows: Sequence[PairedRow], max_tokens: int) -> dict[Kind, int]:
+    """How many batches of each kind [`score_pairs`] makes of `rows`."""
+    return {kind: len(batches) for kind, batches in _plan(rows, max_tokens).items()}
 
 
-_DUMMY = PairedRow(ids=(0, 0, 0), splice_index=2, block_ids=(), positions=(2,))
+def _dummy(kind: Kind) -> PairedRow:
+    num_blocks, is_empty, at_start = kind
+    return PairedRow((0, 0, 0), 0 if at_start else 2, (() if is_empty else (0,),) * num_blocks, (2,))
 
 
-def _plan(rows: Sequence[PairedRow], max_tokens: int) -> list[list[int]]:
+def _kind(row: PairedRow) -> Kind:
     # Rows with an empty block share no batch with others: padding would differ between their branches, and with it the
     # last bits that make an empty block's shift exactly 0.
-    plan: list[list[int]] = []
-    for is_empty in (False, True):
-        members = [i for i, row in enumerate(rows) if (len(row.block_ids) == 0) is is_empty]
-        lengths = [len(rows[i].ids) + len(rows[i].block_ids) for i in members]
-        plan.extend([members[k] for k in batch] for batch in pack_rows(lengths, max_tokens))
+    return len(row.blocks), any(not block for block in row.blocks), row.splice_index == 0
+
+
+def _plan(rows: Sequence[PairedRow], max_tokens: int) -> dict[Kind, list[list[int]]]:
+    members: dict[Kind, list[int]] = {}
+    for i, row in enumerate(rows):
+        members.setdefault(_kind(row), []).append(i)
+    plan = {}
+    for kind in sorted(members):
+        lengths = [len(rows[i].ids) + max(map(len, rows[i].blocks)) for i in members[kind]]
+        plan[kind] = [[members[kind][k] for k in batch] for batch in pack_rows(lengths, max_tokens)]
     return plan
 
 
-def _score_batch(model: Any, call: Forward, rows: list[PairedRow], pad_token_id: int) -> list[PairedLogps]:
-    # One position of the common prefix stays in the continuation: it predicts the first spliced token's successor
-    # even where the reply follows at once.
-    starts = [row.splice_index - 1 for row in rows]
-    device = next(model.parameters()).device
-    prefix = _shared_prefix(model, call, rows, starts, pad_token_id, device)
-    branches = []
-    for is_guided in (False, True):
-        blocks = [row.block_ids if is_guided else () for row in rows]
-        sequences = [insert_block(row.ids, row.splice_index, block) for row, block in zip(rows, blocks, strict=True)]
-        wanted = [[p + len(block) for p in row.positions] for row, block in zip(rows, blocks, strict=True)]
+@dataclass(frozen=True)
+class _Scorer:
+    """Scores batches of rows of one kind."""
+
+    model: Any
+    call: Forward
+    teacher: Any
+    pad_token_id: int
+
+    def score(self, rows: list[PairedRow]) -> list[PairedLogps]:
+        # One position of the common prefix stays in the continuation: it predicts the first spliced token's successor
+        # even where the reply follows at once.
+        starts = [row.splice_index - 1 for row in rows]
+        prefix = self._prefix(self.model, self.call, rows, starts)
+        plain = self._branch(self.model, self.call, prefix, rows, starts, None)
+        model, call = self.model, self.call
+        if self.teacher is not None:
+            model = call = self.teacher
+            prefix = self._prefix(model, call, rows, starts)
+        guided = [self._branch(model, call, prefix, rows, starts, k) for k in range(len(rows[0].blocks))]
+        return [
+            PairedLogps(tuple(plain[row]), tuple(tuple(branch[row]) for branch in guided)) for row in range(len(rows))
+        ]
+
+    def _prefix(self, model: Any, call: Forward, rows: list[PairedRow], starts: list[int]) -> _Prefix | None:
+        if starts[0] < 0:
+            return None
+        return _shared_prefix(model, call, rows, starts, self.pad_token_id, _device(model))
+
+    def _branch(
+        self,
+        model: Any,
+        call: Forward,
+        prefix: _Prefix | None,
+        rows: list[PairedRow],
+        starts: list[int],
+        block: int | None,
+    ) -> list[list[float]]:
+        blocks = [() if block is None else row.blocks[block] for row in rows]
+        sequences = [insert_block(row.ids, row.splice_index, one) for row, one in zip(rows, blocks, strict=True)]
+        wanted = [[p + len(one) for p in row.positions] for row, one in zip(rows, blocks, strict=True)]
         if prefix is None:
-            branches.append(_full_logps(call, sequences, wanted, pad_token_id, device))
-        else:
-            branches.append(_continued_logps(model, call, prefix, sequences, starts, wanted, pad_token_id, device))
-    return [PairedLogps(tuple(plain), tuple(guided)) for plain, guided in zip(*branches, strict=True)]
+            return _full_logps(call, sequences, wanted, self.pad_token_id, _device(model))
+        return _continued_logps(model, call, prefix, sequences, starts, wanted, self.pad_token_id, _device(model))
+
+
+def _device(model: Any) -> torch.device:
+    return next(model.parameters()).device
 
 
 @dataclass(frozen=True)

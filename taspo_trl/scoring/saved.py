@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..types import Guidance, Trajectory, TurnScore
+from ..types import Guidance, ReplyScore, Trajectory
+from .pairs import ScoreScope
 
 
 def score_saved(
@@ -17,7 +19,9 @@ def score_saved(
     temperature: float = 1.0,
     max_tokens: int = 16384,
     pad_token_id: int = 0,
-) -> dict[str, list[TurnScore]]:
+    scope: ScoreScope | None = None,
+    teacher: Any = None,
+) -> dict[str, list[ReplyScore]]:
     """The scores of the turns of every guided trajectory, by trajectory uid.
 
     Args:
@@ -33,6 +37,10 @@ def score_saved(
             Bound on rows x longest row of a forward.
         pad_token_id (`int`, *optional*, defaults to `0`):
             Fills the rectangle; never attended to.
+        scope (`ScoreScope`, *optional*):
+            Which blocks and tokens. If `None`, the action under every block that a trajectory has.
+        teacher (`PreTrainedModel`, *optional*):
+            Another model that plays the guided branches. If `None`, `model`.
 
     Raises:
         ConfigurationError: the records were saved without prompt ids.
@@ -43,27 +51,46 @@ def score_saved(
     from ..rows import build_rows
     from .paired import score_pairs
     from .pairs import plan_pairs, scores_of, turn_scores
-    from .projection import add_selected_projection
 
-    guided = {t.uid: t for t in trajectories if guidance.get(t.uid)}
+    is_plain = scope is not None and "" in scope.blocks
+    guided = {t.uid: t for t in trajectories if is_plain or guidance.get(t.uid)}
     for t in guided.values():
         if any(turn.reply_ids and not turn.prompt_ids for turn in t.turns):
             raise ConfigurationError(
                 f"The record of {t.uid} holds no prompt ids, so it cannot be scored. Train with "
                 '`save_trajectories="full"` to keep them, or analyze without a model.'
             )
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    rows = [row for t in guided.values() for row in build_rows(t)]
+    plan = plan_pairs(rows, guided, guidance, _window(model), scope)
+    with ExitStack() as stack:
+        for one in (model,) if teacher is None else (model, teacher):
+            stack.enter_context(_projecting(one, temperature))
+            stack.enter_context(frozen_mode(one))
+        stack.enter_context(torch.no_grad())
+        logps = score_pairs(model, plan.pairs, max_tokens=max_tokens, pad_token_id=pad_token_id, teacher=teacher)
+    scores = turn_scores(plan, logps)
+    return {uid: scores_of(t, scores) for uid, t in guided.items()}
+
+
+@contextmanager
+def _projecting(model: Any, temperature: float) -> Iterator[None]:
+    """The model with the projection inside, as it was afterwards."""
+    from .projection import add_selected_projection
+
+    base = _base(model)
     own_forward = base.__dict__.get("forward")
     add_selected_projection(base, temperature)
     try:
-        window = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-        rows = [row for t in guided.values() for row in build_rows(t)]
-        plan = plan_pairs(rows, guided, guidance, window)
-        with torch.no_grad(), frozen_mode(model):
-            logps = score_pairs(model, plan.pairs, max_tokens=max_tokens, pad_token_id=pad_token_id)
-        scores = turn_scores(plan, logps, guided)
+        yield
     finally:
         del base.forward
         if own_forward is not None:
             base.forward = own_forward
-    return {uid: scores_of(t, scores) for uid, t in guided.items()}
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _window(model: Any) -> int | None:
+    return getattr(_base(model).config.get_text_config(), "max_position_embeddings", None)

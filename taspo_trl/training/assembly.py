@@ -17,6 +17,7 @@ from ..guidance.block import Composer
 from ..guidance.constructions import make_construction
 from ..guidance.stage import GuidanceStage
 from ..loss.importance import importance_settings
+from ..methods import recipe_for
 from ..rollout.loop import RolloutSettings
 from ..rollout.rewards import RewardFunction, RewardSettings
 from .rollout_batch import ExperienceSettings
@@ -80,14 +81,7 @@ def experience_settings(
 ) -> ExperienceSettings:
     """What the stages after the rollout need to know."""
     return ExperienceSettings(
-        credit={
-            "allocation": args.allocation,
-            "clip": args.shift_clip,
-            "threshold": args.shift_threshold,
-            "temperature": args.score_temperature,
-            "weight_range": args.weight_range,
-            "step_size": args.weight_step_size,
-        },
+        recipe=recipe_for(args),
         max_tokens=args.micro_batch_tokens,
         scale_rewards=args.scale_rewards,
         mask_truncated=args.mask_truncated_completions,

@@ -85,12 +85,20 @@ class PolicyPasses:
                         )
         return rows
 
-    def score(self, pairs: Sequence[PairedRow]) -> list[PairedLogps]:
-        """Score the pairs of the global batch, each process a share of about equal tokens."""
+    def score(self, pairs: Sequence[PairedRow], teacher: Any = None) -> list[PairedLogps]:
+        """Score the pairs of the global batch, each process a share of about equal tokens.
+
+        Args:
+            pairs (`Sequence[PairedRow]`):
+                What to score.
+            teacher (*optional*):
+                Another model that plays the guided branches, frozen; None = the policy itself.
+        """
         num_processes = self.accelerator.num_processes
         order = sorted(range(len(pairs)), key=lambda k: (-len(pairs[k].ids), k))
         shares = [order[process::num_processes] for process in range(num_processes)]
-        num_batches = max(num_score_batches([pairs[k] for k in share], self.max_tokens) for share in shares)
+        counts = [num_score_batches([pairs[k] for k in share], self.max_tokens) for share in shares]
+        num_batches = {kind: max(one.get(kind, 0) for one in counts) for kind in {k for one in counts for k in one}}
         mine = shares[self.accelerator.process_index]
         with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
             scored = score_pairs(
@@ -100,6 +108,7 @@ class PolicyPasses:
                 pad_token_id=self.pad_token_id,
                 forward=self.model,
                 num_batches=num_batches,
+                teacher=teacher,
             )
         results = dict(self.gather(list(zip(mine, scored, strict=True))))
         return [results[k] for k in range(len(pairs))]

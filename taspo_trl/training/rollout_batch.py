@@ -6,25 +6,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..analyzer.base import AnalyzerReply, AnalyzerRequest
-from ..credit.taspo import assign_credit
+from ..credit.base import Batch
 from ..generation import SamplingSettings
 from ..guidance.stage import GuidanceBatch, GuidanceStage
 from ..loss.batches import LossRow, with_credit
 from ..loss.importance import ImportanceSettings, corrected_rows, correction_metrics, correction_sums
 from ..loss.plan import UpdatePlan, plan_update
+from ..methods import Assigned, Recipe
 from ..records import TrajectoryRecord, write_records
 from ..reporting.metrics import rollout_report
 from ..rollout.advantages import group_advantages
 from ..rollout.groups import CollectedGroup, Collector
 from ..rollout.tasks import group_id_of
-from ..scoring.pairs import plan_pairs, scores_of, turn_scores
+from ..scoring.pairs import ScoreScope, TurnKey, plan_pairs, turn_scores
 from ..seeds import derive_seed
-from ..types import Credit, Trajectory
+from ..types import Credit, ReplyScore, Trajectory
 from .checkpoint import Buffer
 from .passes import PolicyPasses
 
@@ -56,8 +57,8 @@ class ExperienceSettings:
     """What decides weights and updates, beside the stages themselves.
 
     Args:
-        credit (`Mapping[str, Any]`):
-            Keywords of [`~taspo_trl.credit.assign_credit`].
+        recipe (`Recipe`):
+            The method: what is scored, and how credit is made of it.
         scale_rewards (`str`), mask_truncated (`bool`):
             TRL's fields.
         has_reference (`bool`), has_entropy_bonus (`bool`):
@@ -74,7 +75,7 @@ class ExperienceSettings:
             See [`~taspo_trl.records.write_records`].
     """
 
-    credit: Mapping[str, Any]
+    recipe: Recipe
     max_tokens: int
     scale_rewards: str = "group"
     mask_truncated: bool = False
@@ -157,9 +158,11 @@ class ExperienceMaker:
         advantages_G, flat_G = group_advantages(rewards, self.settings.scale_rewards)
         advantages = [advantage for group in advantages_G for advantage in group]
         guided: GuidanceBatch | None = None
-        credits: dict[str, Credit] = {}
+        credits: Mapping[str, Credit] = {}
+        assigned: Assigned | None = None
         try:
-            plan = self._plan(trajectories, advantages, derive_seed("deal", seed, rollout), layout)
+            batch = Batch(tuple(one.group for one in collected), tuple(advantages), step=step, num_steps=num_steps)
+            plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):
                 loss_rows = self.passes.with_logps(
@@ -171,7 +174,8 @@ class ExperienceMaker:
             with _timed(seconds, "time/analyzer_visible"):
                 guided = self._collect_guidance()
             with _timed(seconds, "time/scoring"):
-                credits = self._credit(trajectories, advantages, plan, guided)
+                assigned = self.settings.recipe.assign(self._scored(batch, plan, guided))
+                credits = assigned.credits
         except BaseException:
             self.guidance.cancel()
             raise
@@ -182,21 +186,23 @@ class ExperienceMaker:
         calls, self.calls[:] = self.collector.gather(list(self.calls)), []
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
-        metrics = report | sampling_report | seconds | {"environments/abandoned": float(abandoned)}
-        return Experience(_weighted(plan, loss_rows, credits), collected, advantages, metrics, records)
+        report |= {
+            **assigned.weighed.metrics,
+            **sampling_report,
+            **seconds,
+            "environments/abandoned": float(abandoned),
+        }
+        return Experience(_weighted(plan, loss_rows, batch, assigned), collected, advantages, report, records)
 
-    def _plan(
-        self, trajectories: Sequence[Trajectory], advantages: Sequence[float], seed: int, layout: UpdateLayout
-    ) -> UpdatePlan:
+    def _plan(self, batch: Batch, seed: int, layout: UpdateLayout) -> UpdatePlan:
         return plan_update(
-            trajectories,
-            advantages,
+            batch.trajectories,
+            self._moves(batch),
             num_steps=layout.num_steps,
             num_micro_steps=layout.num_micro_steps,
             share=layout.share,
             max_tokens=self.settings.max_tokens,
             seed=seed,
-            all_contribute=self.settings.has_reference or self.settings.has_entropy_bonus,
             mask_truncated=self.settings.mask_truncated,
             process_index=self.collector.process_index,
             num_processes=self.collector.num_processes,
@@ -224,28 +230,25 @@ class ExperienceMaker:
             visible_seconds=max(part.visible_seconds for part in shared),
         )
 
-    def _credit(
-        self,
-        trajectories: Sequence[Trajectory],
-        advantages: Sequence[float],
-        plan: UpdatePlan,
-        guided: GuidanceBatch,
-    ) -> dict[str, Credit]:
-        """Shifts, support and weights of every trajectory of the global batch."""
-        by_uid = {t.uid: t for t in trajectories}
-        pairs = plan_pairs(plan.rows, by_uid, guided.guidance, self.settings.model_window)
-        scores = turn_scores(pairs, self.passes.score(pairs.pairs), by_uid)
-        return {
-            t.uid: assign_credit(
-                t.uid,
-                advantage,
-                scores_of(t, scores) if guided.guidance[t.uid] else (),
-                [turn.action_mask for turn in t.turns],
-                no_guidance="" if guided.guidance[t.uid] else guided.guidance[t.uid].abstain_reason or "unexplained",
-                **self.settings.credit,
-            )
-            for t, advantage in zip(trajectories, advantages, strict=True)
-        }
+    def _moves(self, batch: Batch) -> list[list[bool]]:
+        """Which turns can carry a loss. Rows are planned before anything is scored: what a rule makes of the scores is
+        not known yet, only whether it moves trajectories without an advantage."""
+        settings, rule = self.settings, self.settings.recipe
+        if settings.has_reference or settings.has_entropy_bonus or rule.needs.flat_groups or rule.distill is not None:
+            return [[True] * len(t.turns) for t in batch.trajectories]
+        return [[a != 0 for a in row] for row in rule.advantage(batch)]
+
+    def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch) -> Batch:
+        """The batch with the log-probabilities that the method needs."""
+        needs = self.settings.recipe.needs
+        scores: dict[TurnKey, ReplyScore] = {}
+        if needs.scope != "none":
+            scope = ScoreScope(("",) if needs.plain_only else needs.blocks, needs.scope)
+            by_uid = {t.uid: t for t in batch.trajectories}
+            pairs = plan_pairs(plan.rows, by_uid, guided.guidance, self.settings.model_window, scope)
+            scores = turn_scores(pairs, self.passes.score(pairs.pairs))
+        unguided = {uid: one.abstain_reason or "unexplained" for uid, one in guided.guidance.items() if not one}
+        return replace(batch, scores=scores, unguided=unguided)
 
     @staticmethod
     def _records(
@@ -289,10 +292,11 @@ class ExperienceMaker:
         logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)
 
 
-def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], credits: Mapping[str, Credit]) -> Buffer:
-    """The micro-batches with the weights applied."""
+def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], batch: Batch, assigned: Assigned) -> Buffer:
+    """The micro-batches with the credit applied."""
+    tokens = {t.uid: row for t, row in zip(batch.trajectories, assigned.weighed.advantages, strict=True)}
     return plan.batches(
-        {k: with_credit(row, plan.rows[k], credits[plan.rows[k].traj_uid]) for k, row in loss_rows.items()}
+        {k: with_credit(row, plan.rows[k], tokens[plan.rows[k].traj_uid]) for k, row in loss_rows.items()}
     )
 
 

@@ -9,10 +9,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from taspo_trl.credit.taspo import action_support, assign_credit, credit_weights, token_weights
+from taspo_trl.credit import action_support, credit_weights, token_weights
 from taspo_trl.errors import InvariantError
-from taspo_trl.types import TurnScore
 from tests import reference
+from tests.credit.assigning import ActionScore, assign_credit
 
 
 NAN, INF = math.nan, math.inf
@@ -325,9 +325,9 @@ def test_token_weights_agree_with_the_reference(shifts, advantage, step_size):
 def scored(*shifts_T):
     """One score for each turn: a list of shifts, or a reason why there are none."""
     return [
-        TurnScore(unscorable=one)
+        ActionScore(unscorable=one)
         if isinstance(one, str)
-        else TurnScore(tuple(-1.0 for _ in one), tuple(-1.0 + shift for shift in one))
+        else ActionScore(tuple(-1.0 for _ in one), tuple(-1.0 + shift for shift in one))
         for one in shifts_T
     ]
 
@@ -340,22 +340,24 @@ def masks(*lengths):
 def test_credit_of_paired_log_probabilities_by_hand():
     # CRD-2 through E3: plain log-probabilities -1, guided -0.5, -1.0, -1.5 and one that is not finite.
     scores = [
-        TurnScore((-1.0,), (-0.5,)),
-        TurnScore((-1.0,), (-1.0,)),
-        TurnScore((-1.0,), (-1.5,)),
-        TurnScore((-1.0,), (NAN,), unscorable="non_finite"),
+        ActionScore((-1.0,), (-0.5,)),
+        ActionScore((-1.0,), (-1.0,)),
+        ActionScore((-1.0,), (-1.5,)),
+        ActionScore((-1.0,), (NAN,), unscorable="non_finite"),
     ]
     credit = assign_credit("t", 0.7, scores, masks(1, 1, 1, 1))
     assert credit.supports == (0.5, 0.0, -0.5, None)
     assert credit.weights == pytest.approx((1.152319, 1.0, 0.847681, 1.0), abs=1e-6)
     assert credit.weights[3] == 1.0
     assert (credit.traj_uid, credit.advantage, credit.fallback, credit.token_weights) == ("t", 0.7, "", None)
-    assert credit.scores == tuple(scores)
+    assert [score.plain[1] for score in credit.scores] == [-1.0] * 4
+    assert [score.guided["aligned"][1] for score in credit.scores][:3] == [-0.5, -1.0, -1.5]
+    assert [score.unscorable for score in credit.scores] == ["", "", "", "non_finite"]
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_non_finite_score_without_a_mark_is_excluded_all_the_same(value):
-    credit = assign_credit("t", 1.0, [*scored([0.5], [-0.5]), TurnScore((-1.0,), (value,))], masks(1, 1, 1))
+    credit = assign_credit("t", 1.0, [*scored([0.5], [-0.5]), ActionScore((-1.0,), (value,))], masks(1, 1, 1))
     assert credit.supports[2] is None
     assert credit.weights[2] == 1.0
     assert credit.weights[0] > 1.0 > credit.weights[1]
@@ -398,7 +400,7 @@ def test_one_turn_with_two_action_tokens_is_enough_for_token_allocation():
 
 def test_empty_reply_counts_as_a_turn_of_weight_one():
     for allocation in ("action", "token"):
-        scores = [*scored([0.5], [-0.5]), TurnScore(unscorable="no_reply")]
+        scores = [*scored([0.5], [-0.5]), ActionScore(unscorable="no_reply")]
         credit = assign_credit("t", 1.0, scores, [*masks(1, 1), ()], allocation=allocation)
         assert len(credit.weights) == 3
         assert credit.weights[2] == 1.0
@@ -423,5 +425,5 @@ def test_settings_reach_the_equations():
 @pytest.mark.parametrize("broken", [[1.2, 1.0], [1.5, 0.5], [NAN, 1.0]])
 def test_broken_guarantee_is_raised_as_a_bug(monkeypatch, broken):
     monkeypatch.setattr("taspo_trl.credit.taspo.credit_weights", lambda *args: broken)
-    with pytest.raises(InvariantError, match="'t' break E1"):
+    with pytest.raises(InvariantError, match="'t' breaks its rule's promise"):
         assign_credit("t", 1.0, scored([0.5], [-0.5]), masks(1, 1))

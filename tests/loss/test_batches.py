@@ -20,7 +20,7 @@ from taspo_trl.loss.batches import (
     with_logps,
 )
 from taspo_trl.rows import build_rows
-from taspo_trl.types import Credit, FinishReason
+from taspo_trl.types import FinishReason
 from tests.builders import conversation_trajectory, trajectory, turn
 
 
@@ -63,14 +63,13 @@ def test_turns_without_reply_count_in_the_mean_over_turns():
 
 def test_weight_of_a_turn_goes_to_all_its_sampled_tokens(row, played):
     made = loss_row(row, played, num_trajectories=4, factor=1.0)
-    credited = with_credit(made, row, Credit("t", -2.0, (1.25, 0.75)))
+    credited = with_credit(made, row, [[-2.5, -2.5], [-1.5]])
     assert credited == dataclasses.replace(made, advantages=(-2.5, -2.5, -1.5))
 
 
 def test_token_level_credit_goes_to_each_token(row, played):
     made = loss_row(row, played, num_trajectories=4, factor=1.0)
-    credit = Credit("t", 2.0, (1.1, 0.9), token_weights=((1.0, 1.2), (0.9,)))
-    assert with_credit(made, row, credit).advantages == (2.0, 2.4, 1.8)
+    assert with_credit(made, row, [[2.0, 2.4], [1.8]]).advantages == (2.0, 2.4, 1.8)
 
 
 def test_turns_of_a_row_are_found_by_their_index():
@@ -78,9 +77,8 @@ def test_turns_of_a_row_are_found_by_their_index():
     played = trajectory([turn([1], []), turn([1], [10, 11])])
     (row,) = build_rows(played)
     made = loss_row(row, played, num_trajectories=1, factor=1.0)
-    assert with_credit(made, row, Credit("t", 1.0, (0.5, 1.5))).advantages == (1.5, 1.5)
-    credit = Credit("t", 1.0, (1.0, 1.0), token_weights=((), (1.3, 0.7)))
-    assert with_credit(made, row, credit).advantages == (1.3, 0.7)
+    assert with_credit(made, row, [[], [1.5, 1.5]]).advantages == (1.5, 1.5)
+    assert with_credit(made, row, [[], [1.3, 0.7]]).advantages == (1.3, 0.7)
 
 
 def test_log_probabilities_are_added_one_kind_at_a_time():

@@ -14,20 +14,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taspo_trl.credit.taspo import assign_credit
-from taspo_trl.loss.batches import EMPTY_ROW, collate, loss_row, with_credit, with_logps
+from taspo_trl.loss import batches
+from taspo_trl.loss import plan as planning
+from taspo_trl.loss.batches import EMPTY_ROW, collate, loss_row, with_logps
 from taspo_trl.loss.objective import taspo_loss
-from taspo_trl.loss.plan import plan_update
 from taspo_trl.rollout.advantages import group_advantages
 from taspo_trl.rows import build_rows
 from taspo_trl.scoring.paired import PairedLogps
-from taspo_trl.scoring.pairs import plan_pairs, scores_of, turn_scores
+from taspo_trl.scoring.pairs import plan_pairs, turn_scores
 from taspo_trl.types import Credit, FinishReason, Guidance, StopReason
 from tests import reference
 from tests.builders import conversation_trajectory, guided, trajectory, turn, window_trajectory
+from tests.credit.assigning import credits_of, token_advantages
 
 
 GROUP_SIZE = 3
+
+
+def plan_update(trajectories, advantages, *, all_contribute=False, **arguments):
+    moves = [[all_contribute or a != 0] * len(t.turns) for t, a in zip(trajectories, advantages, strict=True)]
+    return planning.plan_update(trajectories, moves, **arguments)
+
+
+def with_credit(made, row, credit):
+    lengths = [0] * len(credit.weights)
+    for one in row.turns:
+        lengths[one.turn_idx] = one.length
+    return batches.with_credit(made, row, token_advantages(credit, lengths))
 
 
 class Batch:
@@ -89,25 +102,14 @@ class Batch:
         plan = plan_pairs(rows, by_uid, self.guidance)
         logps = []
         for members in plan.turns:
-            chosen = [(self.values[key], np.array(by_uid[key[0]].turns[key[1]].action_mask)) for key in members]
+            chosen = [(self.values[key], list(places)) for key, places in members]
+            plain = [values["old"][places] for values, places in chosen]
+            with_block = [values["guided"][places] for values, places in chosen]
             logps.append(
-                PairedLogps(
-                    tuple(np.concatenate([values["old"][mask] for values, mask in chosen]).tolist()),
-                    tuple(np.concatenate([values["guided"][mask] for values, mask in chosen]).tolist()),
-                )
+                PairedLogps(tuple(np.concatenate(plain).tolist()), (tuple(np.concatenate(with_block).tolist()),))
             )
-        scores = turn_scores(plan, logps, by_uid)
-        return {
-            t.uid: assign_credit(
-                t.uid,
-                advantage,
-                scores_of(t, scores) if self.guidance[t.uid] else (),
-                [one.action_mask for one in t.turns],
-                no_guidance="" if self.guidance[t.uid] else self.guidance[t.uid].abstain_reason,
-                **credit,
-            )
-            for t, advantage in zip(self.trajectories, self.advantages(), strict=True)
-        }
+        unguided = {uid: one.abstain_reason for uid, one in self.guidance.items() if not one}
+        return credits_of(self.trajectories, self.advantages(), turn_scores(plan, logps), unguided, **credit)
 
     def of_row(self, row, name):
         return np.concatenate([self.values[row.traj_uid, span.turn_idx][name] for span in row.turns])

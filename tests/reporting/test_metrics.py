@@ -24,9 +24,9 @@ from taspo_trl.types import (
     FinishReason,
     Guidance,
     Rejection,
+    ReplyScore,
     Statement,
     StopReason,
-    TurnScore,
 )
 from tests.builders import group, guided, trajectory, turn
 
@@ -172,7 +172,7 @@ def test_weight_spread_and_support_by_hand():
         trajectory([turn()], "b"),
         trajectory([turn(), turn()], "c"),
     ]
-    score, unscored = TurnScore((-1.0,), (-0.5,)), TurnScore(unscorable="empty_mask")
+    score, unscored = ReplyScore((-1.0,), {"aligned": (-0.5,)}), ReplyScore(unscorable="empty_mask")
     credits = [
         Credit("a", 1.0, (1.2, 0.8, 1.0), (0.5, -0.5, None), (score, score, unscored)),
         Credit("b", 1.0, (1.0,), (None,), fallback="no_other_success"),

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from taspo_trl.reporting.trackio import TRACE_KEY, log_traces, trace_content, traces_kept_here
+from taspo_trl.types import Block
 from tests.runs import small_group
 from tests.trainer.test_trainer import scripted
 
@@ -105,7 +106,9 @@ def test_keys_that_a_world_echoes_are_taken_out(monkeypatch):
         record.trajectory.turns[0], action=f"say {KEY}", reply_text=f"<action>say {KEY}</action>", next_observation=KEY
     )
     trajectory = dataclasses.replace(record.trajectory, turns=(said, *record.trajectory.turns[1:]), error=KEY)
-    guidance = dataclasses.replace(record.guidance, text=f"- Say {KEY}.")
+    guidance = dataclasses.replace(
+        record.guidance, blocks={"aligned": Block.whole((1, 2), len(record.trajectory.turns), f"- Say {KEY}.")}
+    )
     content = trace_content(dataclasses.replace(record, trajectory=trajectory, guidance=guidance))
     assert KEY not in json.dumps(content) and "- Say ***." in content["metadata"]["guidance"]
 

@@ -51,7 +51,7 @@ def random_rows(num: int = 9, seed: int = 0, empty_every: int = 3) -> list[Paire
     for k in range(num):
         length, splice = 12 + 5 * k, 4 + 3 * k
         block = ids(0 if k % empty_every == 0 else 2 + k)
-        rows.append(PairedRow(ids(length), splice, block, tuple(range(splice + k % 2, length, 1 + k % 3))))
+        rows.append(PairedRow(ids(length), splice, (block,), tuple(range(splice + k % 2, length, 1 + k % 3))))
     return rows
 
 
@@ -69,10 +69,10 @@ def test_both_branches_equal_plain_forwards(kind):
     with torch.no_grad():
         scored = score_pairs(model, rows, max_tokens=150)
         for row, one in zip(rows, scored, strict=True):
-            guided = (*row.ids[: row.splice_index], *row.block_ids, *row.ids[row.splice_index :])
-            shifted = [p + len(row.block_ids) for p in row.positions]
+            guided = (*row.ids[: row.splice_index], *row.blocks[0], *row.ids[row.splice_index :])
+            shifted = [p + len(row.blocks[0]) for p in row.positions]
             assert one.plain == pytest.approx(plain_forward(model, row.ids, row.positions, 0.7), abs=1e-10)
-            assert one.guided == pytest.approx(plain_forward(model, guided, shifted, 0.7), abs=1e-10)
+            assert one.guided[0] == pytest.approx(plain_forward(model, guided, shifted, 0.7), abs=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -83,7 +83,7 @@ def test_empty_guidance_shifts_nothing_at_all(kind, dtype):
     with torch.no_grad():
         scored = score_pairs(policy(kind, dtype), rows, max_tokens=200)
     for row, one in zip(rows, scored, strict=True):
-        assert (one.plain == one.guided) is (len(row.block_ids) == 0)
+        assert (one.plain == one.guided[0]) is (len(row.blocks[0]) == 0)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 150, 10_000])
@@ -94,7 +94,7 @@ def test_batching_and_order_change_nothing(max_tokens):
         batched = score_pairs(model, rows[::-1], max_tokens=max_tokens)[::-1]
     for one, other in zip(whole, batched, strict=True):
         assert one.plain == pytest.approx(other.plain, abs=1e-12)
-        assert one.guided == pytest.approx(other.guided, abs=1e-12)
+        assert one.guided[0] == pytest.approx(other.guided[0], abs=1e-12)
 
 
 def test_batches_respect_the_token_budget():
@@ -108,8 +108,10 @@ def test_batches_respect_the_token_budget():
 
     with torch.no_grad():
         score_pairs(model, rows, max_tokens=150, forward=forward)
-    assert len(widths) == 3 * num_score_batches(rows, 150)  # prefix, plain continuation, guided continuation
-    longest = max(len(row.ids) + len(row.block_ids) for row in rows)
+    assert len(widths) == 3 * sum(
+        num_score_batches(rows, 150).values()
+    )  # prefix, plain continuation, guided continuation
+    longest = max(len(row.ids) + len(row.blocks[0]) for row in rows)
     assert max(widths) <= 150 + longest  # prefix and continuation are padded apart
 
 
@@ -121,7 +123,7 @@ def test_missing_batches_are_filled_with_dummies():
         return model(**inputs)
 
     with torch.no_grad():
-        assert score_pairs(model, [], max_tokens=100, forward=forward, num_batches=2) == []
+        assert score_pairs(model, [], max_tokens=100, forward=forward, num_batches={(1, False, False): 2}) == []
     assert len(calls) == 6
 
 
@@ -175,7 +177,7 @@ def test_float32_kernel_agrees_with_float64():
         exact = score_pairs(policy(), rows, max_tokens=300)
         single = score_pairs(policy(dtype=torch.float32), rows, max_tokens=300)
     for one, other in zip(exact, single, strict=True):
-        assert one.guided == pytest.approx(other.guided, abs=2e-5)
+        assert one.guided[0] == pytest.approx(other.guided[0], abs=2e-5)
 
 
 def test_patched_model_still_generates_and_saves(tmp_path):

@@ -19,12 +19,12 @@ LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": Fal
 def test_old_policy_is_the_current_adapter(tmp_path):
     """Scored with the adapter on: the shifts are those of the merged model."""
     made, _ = scripted(tmp_path, peft_config=LoraConfig(**LORA))
-    pair = PairedRow(tuple(range(5, 40)), 10, (60, 61), tuple(range(12, 35)))
+    pair = PairedRow(tuple(range(5, 40)), 10, ((60, 61),), tuple(range(12, 35)))
     adapted = made.experience_maker.passes.score([pair])[0]
     merged, _ = scripted(tmp_path / "merged", model=_plain_copy(made.model.merge_and_unload()))
-    assert adapted.guided == pytest.approx(merged.experience_maker.passes.score([pair])[0].guided, abs=1e-5)
+    assert adapted.guided[0] == pytest.approx(merged.experience_maker.passes.score([pair])[0].guided[0], abs=1e-5)
     base, _ = scripted(tmp_path / "base")
-    assert adapted.guided != pytest.approx(base.experience_maker.passes.score([pair])[0].guided, abs=1e-3)
+    assert adapted.guided[0] != pytest.approx(base.experience_maker.passes.score([pair])[0].guided[0], abs=1e-3)
 
 
 def _plain_copy(model):

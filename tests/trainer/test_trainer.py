@@ -494,13 +494,13 @@ def test_empty_guidance_shifts_nothing_under_lora_dropout_in_train_mode(tmp_path
     made.model.base_model.model.model.layers[0].eval()
     flags = [module.training for module in made.model.modules()]
     checkpointing = [getattr(m, "gradient_checkpointing", None) for m in made.model.modules()]
-    pairs = [PairedRow(tuple(range(3, 40)), 10, (), tuple(range(12, 37))) for _ in range(3)]
+    pairs = [PairedRow(tuple(range(3, 40)), 10, ((),), tuple(range(12, 37))) for _ in range(3)]
     scored = made.experience_maker.passes.score(pairs)
     again = made.experience_maker.passes.score(pairs)
-    assert all(one.plain == one.guided for one in scored)
+    assert all(one.plain == one.guided[0] for one in scored)
     assert scored == again
-    guided = made.experience_maker.passes.score([dataclasses.replace(pairs[0], block_ids=(5, 6, 7))])
-    assert guided[0].plain == pytest.approx(scored[0].plain) and guided[0].guided != guided[0].plain
+    guided = made.experience_maker.passes.score([dataclasses.replace(pairs[0], blocks=((5, 6, 7),))])
+    assert guided[0].plain == pytest.approx(scored[0].plain) and guided[0].guided[0] != guided[0].plain
     assert [module.training for module in made.model.modules()] == flags
     assert [getattr(m, "gradient_checkpointing", None) for m in made.model.modules()] == checkpointing
     assert made.model.active_adapter == "default"
@@ -555,7 +555,9 @@ def test_records_trace_every_weight_to_a_quote(tmp_path):
 def test_rollouts_are_written_even_when_scoring_fails(tmp_path, monkeypatch):
     made, _ = scripted(tmp_path, by_member=("inventory", "inventory", "look", "look"))
     monkeypatch.setattr(
-        type(made.experience_maker.passes), "score", lambda self, pairs: (_ for _ in ()).throw(MemoryError("no room"))
+        type(made.experience_maker.passes),
+        "score",
+        lambda self, pairs, teacher=None: (_ for _ in ()).throw(MemoryError("no room")),
     )
     with pytest.raises(MemoryError):
         made.train()
