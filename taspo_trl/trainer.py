@@ -32,6 +32,7 @@ from .environments.workers import EnvironmentPool, Factory
 from .errors import ConfigurationError
 from .evaluation.held_out import play_held_out
 from .evaluation.results import EvaluationResult
+from .files import spared
 from .generation import SamplingSettings
 from .generation.build import make_engine
 from .generation.checks import check_unquantized
@@ -56,12 +57,14 @@ from .training.assembly import (
 )
 from .training.checkpoint import Buffer, TrainingState, load_state, resumed_position, save_state
 from .training.checks import check_arguments, check_environments, check_model, check_parallelism
-from .training.earlier_run import set_aside
+from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
+from .training.nonfinite import FiniteSteps, finite_or_nan
 from .training.passes import PolicyPasses
 from .training.rollout_batch import ExperienceMaker, UpdateLayout
 from .training.sampler import EpochSampler
-from .training.trl_logs import log_experience
+from .training.saving import CheckpointWriter, write_state
+from .training.trl_logs import log_experience, pending_log, restore_pending_log
 
 
 def _no_reward(**kwargs: Any) -> list[None]:
@@ -119,13 +122,17 @@ class TASPOTrainer(GRPOTrainer):
     > [!NOTE]
     > What is overridden of [`~trl.GRPOTrainer`] and [`~transformers.Trainer`], and why:
     >
-    > - `train`: what an earlier run left in the output folder is set aside; environments end with the training.
+    > - `train`: one live run in a folder, what another one left there is set aside; environments end with it.
+    > - `_run_epoch`: a finished run that is resumed takes no step.
     > - `training_step`: one call is one slice of a rollout batch, in micro-batches bounded by tokens, not by rows.
     > - `compute_loss`: E8, with the credit of each token; TRL's `_compute_loss` averages over rows.
     > - `_prepare_inputs`: the micro-batch is made already.
     > - `_get_train_sampler`: TRL's order of tasks, made resumable.
     > - `evaluate`, `prediction_step`: held-out tasks are played; there is no prediction step.
+    > - `_get_grad_norm`: a step whose loss or gradient is no finite number moves no weight.
+    > - `_save_checkpoint`, `_get_output_dir`: a checkpoint is written aside and appears whole.
     > - `_save_rng_state`, `_load_rng_state`: carry the rows of a partly used rollout batch along.
+    > - `save_state`, `log`: their files appear whole; a full disk costs a file, not the run.
     > - `_save`, `create_model_card`, `push_to_hub`, `_push_from_checkpoint`: the card of this method; what stays.
     > - `end`: closes what was opened, then what TRL does.
     """
@@ -236,6 +243,8 @@ class TASPOTrainer(GRPOTrainer):
             name: environment_name(factory, self.environment_pool.probes[name]) for name, factory in factories.items()
         }
         self._made_at = time.time()
+        self._finite_steps = FiniteSteps(args.max_nonfinite_steps, self.accelerator)
+        self._checkpoints = CheckpointWriter(args, self.accelerator)
         self._alerts = Alerts()
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
@@ -300,16 +309,21 @@ class TASPOTrainer(GRPOTrainer):
     # ---- training --------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        if not resume_from_checkpoint and self.is_world_process_zero():
-            set_aside(self.args.output_dir, before=self._made_at)
         # What an earlier call left of its rollout batch, perhaps in the middle of an optimizer step, is not used.
         self._buffer = None
         self._step += -self._step % self._micro_steps_per_rollout
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            with run_in_folder(self.args, self.accelerator, self._made_at, resume_from_checkpoint) as checkpoint:
+                return super().train(checkpoint, *args, **kwargs)
         finally:
             self.environment_pool.close_instances()
             self.engine.weights.forget()  # the best model may have been loaded; the count of steps starts again
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step >= self.state.max_steps:  # resumed at its end, in the middle of an epoch
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """One micro-step: its token-budget micro-batches, a forward and a backward each."""
@@ -362,11 +376,17 @@ class TASPOTrainer(GRPOTrainer):
         )
         totals = total_sums(self._loss_sums, self.accelerator)
         # TRL averages over micro-steps, while an optimizer step's loss is their sum.
-        totals["policy_loss"] *= self.current_gradient_accumulation_steps
+        totals["policy_loss"] *= self._planned_micro_steps
         for name, value in update_metrics(totals).items():
-            self._metrics["train"][name].append(value)
+            self._metrics["train"][name].append(finite_or_nan(value))
         self._update_seconds += time.perf_counter() - started
-        return loss
+        return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)  # no other step's average is to carry it
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        is_allowed = self._finite_steps.allows(model, grad_norm, self.state.global_step + 1)
+        self._metrics["train"]["nonfinite_steps"] = [float(self._finite_steps.num_skipped)]
+        return grad_norm if is_allowed else None
 
     def _prepare_inputs(self, inputs):
         return inputs  # collated on the device already
@@ -374,7 +394,9 @@ class TASPOTrainer(GRPOTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """E8 of one micro-batch: every sampled token with its credit A~ (`advantages`) and its coefficient c.
 
-        Processes average their gradients, so the local sum is multiplied by their number.
+        Processes average their gradients, so the local sum is multiplied by their number. The coefficients sum to 1
+        over a rollout batch's own micro-steps; the optimizer step in which this one lands may have others too, and at
+        the end of an epoch fewer than it has elsewhere.
         """
         if return_outputs:
             raise ValueError("The TASPOTrainer does not support returning outputs")
@@ -397,7 +419,9 @@ class TASPOTrainer(GRPOTrainer):
         )
         for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
             self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
-        return terms.loss * self.accelerator.num_processes
+        self._finite_steps.note(terms.loss)
+        share = self._planned_micro_steps / self.current_gradient_accumulation_steps
+        return terms.loss * share * self.accelerator.num_processes
 
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
@@ -426,9 +450,10 @@ class TASPOTrainer(GRPOTrainer):
             if not self.is_in_train:
                 self.environment_pool.close_instances()
         metrics = result.timed_metrics(metric_key_prefix, time.perf_counter() - started)
+        path = Path(self.args.output_dir, "_evaluations", f"{metric_key_prefix}_{self.state.global_step:06d}.json")
         if self.is_world_process_zero():
-            folder = Path(self.args.output_dir) / "_evaluations"
-            result.save(folder / f"{metric_key_prefix}_{self.state.global_step:06d}.json")
+            with spared("evaluations", path):
+                result.save(path)
         self.last_evaluation = result
         # None for a mean of nothing: JSON has no NaN. TRL's `log` would flush the training metrics into this entry.
         logs: Any = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -453,10 +478,21 @@ class TASPOTrainer(GRPOTrainer):
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
+    def _get_output_dir(self, trial):
+        return self._checkpoints.folder(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model, trial):
+        with self._checkpoints.writing(super()._get_output_dir(trial), self.state, model) as place:
+            super()._save_checkpoint(model, trial)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(place))
+        self._checkpoints.rotate(place.parent, self.state)
+
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         is_partly_used = self._step % self._micro_steps_per_rollout != 0
-        state = TrainingState(self._step, self._buffer if is_partly_used else None, self._layout)
+        buffer = self._buffer if is_partly_used else None
+        state = TrainingState(self._step, buffer, self._layout, pending_log(self))
         save_state(output_dir, self.accelerator.process_index, state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -464,6 +500,19 @@ class TASPOTrainer(GRPOTrainer):
         state = load_state(checkpoint, self.accelerator.process_index) if checkpoint is not None else None
         if state is not None and checkpoint is not None:
             self._step, self._buffer = resumed_position(checkpoint, state, self._layout, self._micro_steps_per_rollout)
+            restore_pending_log(self, state.logged)
+
+    def save_state(self) -> None:
+        """Write `output_dir/trainer_state.json`: every number that was logged."""
+        path = Path(self.args.output_dir, "trainer_state.json")
+        if self.is_world_process_zero():
+            with spared("logs", path):
+                write_state(self.state, path)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        with spared("tables of completions and files of trackers", Path(self.args.output_dir, "completions", "")):
+            super().log(logs, start_time)
+        self._metrics["train" if self.model.training else "eval"].clear()
 
     # ---- publishing ------------------------------------------------------------------------------------------------
 
@@ -492,18 +541,20 @@ class TASPOTrainer(GRPOTrainer):
             write_model_card(self.args.output_dir, self._run_parts, tags=[*self._tag_names, *own], **named)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        # PEFT leaves a card of its own, or changes the one that is there: its base model may be a local path.
-        if self.is_world_process_zero():
-            write_model_card(output_dir or self.args.output_dir, self._run_parts, tags=self._tag_names)
+        with self._checkpoints.model_folder(output_dir or self.args.output_dir) as folder:
+            super()._save(folder, state_dict)
+            # PEFT leaves a card of its own, or changes the one that is there: its base model may be a local path.
+            if self.is_world_process_zero():
+                write_model_card(folder, self._run_parts, tags=self._tag_names)
 
     def push_to_hub(self, *args, **kwargs):
         with what_may_leave(self.args, self.analyzer):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with what_may_leave(self.args, self.analyzer):
-            super()._push_from_checkpoint(checkpoint_folder)
+        if not self._checkpoints.is_open:  # it goes up when it is in its place
+            with what_may_leave(self.args, self.analyzer), spared("pushes", self.args.output_dir):
+                super()._push_from_checkpoint(checkpoint_folder)
 
     @property
     def _run_parts(self) -> RunParts:
@@ -537,12 +588,15 @@ class TASPOTrainer(GRPOTrainer):
             "num_iterations": self.num_iterations,
         }
 
+    @property
+    def _planned_micro_steps(self) -> int:
+        """Micro-steps over which a rollout batch's coefficients sum to 1."""
+        return min(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+
     def _update_layout(self) -> UpdateLayout:
-        per_rollout, per_step = self.args.steps_per_generation, self.current_gradient_accumulation_steps
         return UpdateLayout(
-            num_steps=max(1, per_rollout // self.args.gradient_accumulation_steps),
-            num_micro_steps=min(per_rollout, self.args.gradient_accumulation_steps),
-            share=min(1.0, per_rollout / per_step),
+            num_steps=max(1, self.args.steps_per_generation // self.args.gradient_accumulation_steps),
+            num_micro_steps=self._planned_micro_steps,
             # On-policy only where the rollout batch ends inside the optimizer step that it begins in.
             is_off_policy=self.args.gradient_accumulation_steps % self._micro_steps_per_rollout != 0,
         )

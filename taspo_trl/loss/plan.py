@@ -42,7 +42,6 @@ def plan_update(
     num_micro_steps: int,
     max_tokens: int,
     seed: int,
-    share: float = 1.0,
     mask_truncated: bool = False,
     process_index: int = 0,
     num_processes: int = 1,
@@ -61,8 +60,6 @@ def plan_update(
             Bound on rows x longest row of a micro-batch.
         seed (`int`):
             Deals rows to optimizer steps.
-        share (`float`, *optional*, defaults to `1.0`):
-            This batch's share of an optimizer step, when several rollout batches feed one step.
         mask_truncated (`bool`, *optional*, defaults to `False`):
             See [`~taspo_trl.loss.batches.loss_row`].
         process_index (`int`, *optional*, defaults to `0`), num_processes (`int`, *optional*, defaults to `1`):
@@ -97,7 +94,7 @@ def plan_update(
                     rows[row],
                     by_uid[rows[row].traj_uid],
                     num_trajectories=len(usable),
-                    factor=factor * share,
+                    factor=factor,
                     mask_truncated=mask_truncated,
                 )
     return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches))

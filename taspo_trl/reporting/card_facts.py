@@ -26,7 +26,7 @@ from ..analyzer.extractive import ExtractiveAnalyzer
 from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
 from ..evaluation.results import EvaluationResult
-from ..files import write_text
+from ..files import spared, write_text
 from ..redaction import Secret, redacted
 from ..rollout.tasks import split_names
 from ..version import __version__
@@ -91,7 +91,9 @@ def write_model_card(
         paper=parts.paper,
         citations={"TASPO": parts.paper["citation"], "GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION},
     )
-    write_text(Path(folder, "README.md"), redacted(str(model_card(facts)), Secret(parts.args.hub_token or "")))
+    text = redacted(str(model_card(facts)), Secret(parts.args.hub_token or ""))
+    with spared("model cards", Path(parts.args.output_dir, "README.md")):
+        write_text(Path(folder, "README.md"), text)
 
 
 def gather_facts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,11 @@ class FiniteSteps:
     def _is_bad_somewhere(self, is_bad: bool | torch.Tensor) -> bool:
         flag = torch.as_tensor(is_bad, dtype=torch.float32, device=self.accelerator.device).reshape(1)
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
+
+
+def finite_or_nan(value: float) -> float:
+    """A metric as TRL's averages take it: they leave NaN out and would carry an infinity on."""
+    return value if math.isfinite(value) else math.nan
 
 
 _REMEDY = (

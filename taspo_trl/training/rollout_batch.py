@@ -12,6 +12,7 @@ from typing import Any
 
 from ..analyzer.base import AnalyzerReply, AnalyzerRequest
 from ..credit.base import Batch
+from ..files import spared
 from ..generation import SamplingSettings
 from ..guidance.stage import GuidanceBatch, GuidanceStage
 from ..loss.batches import LossRow, with_credit
@@ -40,15 +41,12 @@ class UpdateLayout:
     Args:
         num_steps (`int`), num_micro_steps (`int`):
             Optimizer steps that one rollout batch feeds, and micro-steps that it feeds in each.
-        share (`float`, *optional*, defaults to `1.0`):
-            The batch's share of an optimizer step, when several rollout batches feed one step.
         is_off_policy (`bool`, *optional*, defaults to `False`):
             Whether the policy changes while the batch is used, so that log pi_old is needed.
     """
 
     num_steps: int
     num_micro_steps: int
-    share: float = 1.0
     is_off_policy: bool = False
 
 
@@ -200,7 +198,6 @@ class ExperienceMaker:
             self._moves(batch),
             num_steps=layout.num_steps,
             num_micro_steps=layout.num_micro_steps,
-            share=layout.share,
             max_tokens=self.settings.max_tokens,
             seed=seed,
             mask_truncated=self.settings.mask_truncated,
@@ -276,7 +273,8 @@ class ExperienceMaker:
         if self.settings.records_folder is None or self.collector.process_index != 0:
             return
         path = self.settings.records_folder / f"rollout_{rollout:06d}.jsonl"
-        write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
+        with spared("records of episodes", path):
+            write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
 
     def _keep_interrupted(self, played: Sequence[Trajectory], rollout: int, step: int) -> None:
         """Write the episodes of a batch that broke off (an interrupt, a bug in a reward function): they are paid for.
@@ -288,8 +286,9 @@ class ExperienceMaker:
         name = f"rollout_{rollout:06d}-process{self.collector.process_index}.jsonl.partial"
         records = [TrajectoryRecord(t, group_id_of(t.uid), rollout=rollout, step=step) for t in played]
         path = self.settings.records_folder / name
-        write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
-        logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)
+        with spared("records of episodes", path):
+            write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
+            logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)
 
 
 def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], batch: Batch, assigned: Assigned) -> Buffer:

@@ -45,7 +45,7 @@ class CheckpointWriter:
     def writing(self, run_folder: str, state: Any, model: Any) -> Iterator[Path]:
         """What the Trainer writes inside becomes `checkpoint-N` of `run_folder`, whole, when the block ends.
 
-        Every process enters it. Yields the checkpoint's place. Afterwards `save_total_limit` is kept.
+        Every process enters it. Yields the checkpoint's place.
 
         Args:
             run_folder (`str`):
@@ -78,8 +78,20 @@ class CheckpointWriter:
                     self.accelerator.wait_for_everyone()
         finally:
             self.is_open = False
+
+    def rotate(self, run_folder: Path, state: Any) -> None:
+        """Keep `save_total_limit`."""
         if self.args.should_save:
-            rotate(run_folder, self.args.save_total_limit, state.best_model_checkpoint)
+            rotate(str(run_folder), self.args.save_total_limit, state.best_model_checkpoint)
+
+    @contextlib.contextmanager
+    def model_folder(self, folder: str) -> Iterator[str]:
+        """Where a model that belongs into `folder` is written: inside a checkpoint that is a draft itself, there."""
+        if self.is_open:
+            yield folder
+        else:
+            with model_draft(folder, self.args.should_save) as draft:
+                yield draft
 
     def _refuse_broken_weights(self, model: Any, place: Path) -> None:
         bad = torch.zeros((), device=self.accelerator.device)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from ..redaction import redactor, without_secrets
 from ..reporting.metrics import COUNTS
 from ..rollout.rewards import conversation_of
+from .nonfinite import finite_or_nan
 from .rollout_batch import Experience
 
 
@@ -33,7 +34,7 @@ def log_experience(
             metrics[name].extend([0.0] * (num_earlier - len(metrics[name])))
             metrics[name].append(experience.metrics.get(name, 0.0))
         elif name in experience.metrics:
-            metrics[name].append(experience.metrics[name])
+            metrics[name].append(finite_or_nan(experience.metrics[name]))
     trajectories = [member for one in experience.collected for member in one.group.trajectories]
     state.num_input_tokens_seen += sum(
         len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns
@@ -53,3 +54,25 @@ def log_experience(
         for one in experience.collected:
             missing = [None] * len(one.group.trajectories)
             logs["extra"][column].extend(one.extra_logs.get(column, missing))
+
+
+def pending_log(trainer: Any) -> dict[str, Any]:
+    """What the Trainer has summed up since its last log entry, as plain numbers."""
+    return {
+        "metrics": {name: [float(one) for one in values] for name, values in trainer._metrics["train"].items()},
+        "loss": float(trainer._tr_loss),
+        "last_step": trainer._globalstep_last_logged,
+        "num_nonfinite": trainer._finite_steps.num_skipped,
+    }
+
+
+def restore_pending_log(trainer: Any, pending: Mapping[str, Any]) -> None:
+    """Go on summing where [`pending_log`] stood, so that a resumed run's next entry is that of the unbroken one.
+
+    Older checkpoints have nothing pending.
+    """
+    if pending:
+        trainer._metrics["train"].update({name: list(values) for name, values in pending["metrics"].items()})
+        trainer._tr_loss = getattr(trainer, "_tr_loss", 0.0) + pending["loss"]
+        trainer._globalstep_last_logged = pending["last_step"]
+        trainer._finite_steps.num_skipped = pending["num_nonfinite"]
