@@ -266,8 +266,9 @@ def household_group(index: int, size: int) -> Any:
 def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]:
     from taspo_trl.analyze import ApproximateTokenizer
     from taspo_trl.analyzer import LiteLLMAnalyzer
+    from taspo_trl.guidance.aligned import AlignedConstruction
+    from taspo_trl.guidance.base import GuidanceContext
     from taspo_trl.guidance.block import Composer
-    from taspo_trl.guidance.constructions import AlignedConstruction
     from taspo_trl.guidance.stage import GuidanceStage
 
     table = Table(title="One household group (means)")
@@ -278,7 +279,8 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
     with endpoint("0") as url:
         for size in GROUP_SIZES:
             analyzer = LiteLLMAnalyzer("hosted_vllm/local", api_base=url, cache=None)
-            stage = GuidanceStage(AlignedConstruction(analyzer, Composer(ApproximateTokenizer())), WORKERS)
+            construction = AlignedConstruction(Composer(ApproximateTokenizer()))
+            stage = GuidanceStage(construction, WORKERS, context=GuidanceContext(analyzer))
             groups = [household_group(index, size) for index in range(num_groups)]
             for group in groups:
                 stage.submit(group)
@@ -309,21 +311,19 @@ def report_calls(console: Console, num_groups: int = 12) -> list[dict[str, Any]]
 def report_small_model(console: Console, num_groups: int = 2) -> dict[str, float]:
     from taspo_trl.analyze import ApproximateTokenizer
     from taspo_trl.analyzer import LiteLLMAnalyzer
+    from taspo_trl.guidance.aligned import AlignedConstruction
+    from taspo_trl.guidance.base import GuidanceContext
     from taspo_trl.guidance.block import Composer
-    from taspo_trl.guidance.constructions import AlignedConstruction
     from taspo_trl.guidance.stage import GuidanceStage
     from taspo_trl.reporting.metrics import analyzer_metrics, guidance_metrics
 
-    calls: list = []
     with endpoint("small-model") as url:
         analyzer = LiteLLMAnalyzer("hosted_vllm/local", api_base=url, cache=None, timeout=600.0)
         construction = AlignedConstruction(
-            analyzer,
             Composer(ApproximateTokenizer()),
             max_chars=2000,  # its window is 8,192 tokens, and this is a CPU
-            on_reply=lambda request, reply: calls.append((request, reply)),
         )
-        stage = GuidanceStage(construction, 1)
+        stage = GuidanceStage(construction, 1, context=GuidanceContext(analyzer))
         groups = [household_group(index, 4) for index in range(num_groups)]
         for group in groups:
             stage.submit(group)
@@ -332,7 +332,7 @@ def report_small_model(console: Console, num_groups: int = 2) -> dict[str, float
         analyzer.close()
     trajectories = [t for group in groups for t in group.trajectories]
     metrics = guidance_metrics(batch.guidance, batch.extractions, trajectories, [1.0] * len(trajectories))
-    metrics |= analyzer_metrics(calls)
+    metrics |= analyzer_metrics(batch.calls)
     table = Table(title="SmolLM2-135M as the analyzer")
     table.add_column("")
     table.add_column("value", justify="right")

@@ -36,6 +36,7 @@ from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.generation import Generation, SamplingSettings
+from taspo_trl.guidance.base import Construction
 from taspo_trl.guidance.stage import GuidanceStage
 from taspo_trl.loss.batches import LossRow, collate
 from taspo_trl.rollout.contexts import ChatRenderer
@@ -117,7 +118,7 @@ class Corridor(TextEnvironment):
         return " ".join(self.random.choice(WORDS) for _ in range(self.size))
 
 
-class Guided:
+class Guided(Construction):
     """The extractive analyzer's work, and a block of a usual length for a fixed share of the targets."""
 
     name, needs_success = "benchmark", True
@@ -127,17 +128,17 @@ class Guided:
         self.block = tuple(tok.convert_tokens_to_ids(WORDS[100 : 100 + num_tokens]))
         self.analyzer = ExtractiveAnalyzer()
 
-    def prepare(self, group):
+    def prepare(self, context, group):
         from taspo_trl.analyzer.base import AnalyzerRequest
         from taspo_trl.analyzer.payloads import extraction_payload
-        from taspo_trl.guidance.constructions import verified_successes
+        from taspo_trl.guidance.base import verified_successes
         from taspo_trl.types import Extraction
 
         payload = extraction_payload(group.task_text, verified_successes(group))
         self.analyzer.complete(AnalyzerRequest("extraction", "", payload))
         return Extraction()
 
-    def build(self, group, target, extraction):
+    def build(self, context, group, target):
         index = target.generation_idx
         is_guided = math.ceil((index + 1) * self.share) > math.ceil(index * self.share)  # 5 of 8 for 0.6
         blocks = {self.name: Block.whole(self.block, len(target.turns))} if is_guided else {}

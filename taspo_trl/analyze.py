@@ -22,9 +22,10 @@ from .credit.taspo import TurnWeights
 from .credit.token_level import TokenWeights
 from .errors import ConfigurationError, RecordError
 from .files import write_text
+from .guidance.aligned import AlignedConstruction
+from .guidance.base import GuidanceContext
 from .guidance.block import Composer
-from .guidance.constructions import AlignedConstruction
-from .guidance.stage import GuidanceStage
+from .guidance.stage import Call, GuidanceStage, Wanted
 from .methods import Recipe
 from .records import TrajectoryRecord, read_records, write_records
 from .redaction import without_secrets
@@ -143,39 +144,31 @@ def analyze(
     rule = credit if credit is not None else TurnWeights()
     scorer, tokenizer = _loaded(model, tokenizer)
     asked = _made(analyzer)
-    calls: list[tuple[AnalyzerRequest, AnalyzerReply]] = []
-
-    def note(request: AnalyzerRequest, reply: AnalyzerReply) -> None:
-        calls.append((request, reply))
-        if on_reply is not None:
-            on_reply(request, reply)
-
     construction = AlignedConstruction(
-        asked,
         Composer(tokenizer, max_guidance_tokens, action_tags),
         max_evidence_items=max_evidence_items,
         max_guidance_items=max_guidance_items,
         max_chars=context_chars,
         prompts=prompts,
-        on_reply=note,
     )
     folder = Path(output) if output is not None else _default_output(path)
     if folder.resolve() == files[0].parent.resolve():
         raise ConfigurationError(f"`output` is the folder that is read, {folder}; its files would be overwritten.")
-    stage = GuidanceStage(construction, workers, "token" if isinstance(rule, TokenWeights) else "action")
+    wanted = Wanted("token" if isinstance(rule, TokenWeights) else "action")
+    stage = GuidanceStage(construction, workers, wanted, context=GuidanceContext(asked, on_reply=on_reply))
     found = _Found()
     try:
         for file in files:
-            records = _guided(list(read_records(file)), stage, file)
+            records, calls = _guided(list(read_records(file)), stage, file)
             if scorer is not None:
                 records = _weighed(records, scorer, rule, scale_rewards, temperature, micro_batch_tokens)
             write_records(folder / file.name, records)
-            found.add(records, folder / file.name, scale_rewards)
+            found.add(records, folder / file.name, scale_rewards, calls)
     finally:
         stage.close()
         if asked is not analyzer:
             asked.close()
-    metrics = found.metrics(calls, has_scores=scorer is not None)
+    metrics = found.metrics(has_scores=scorer is not None)
     analysis = Analysis(metrics, asked.name, _name_of(model), tuple(found.files))
     _write_summary(folder / "summary.json", analysis, str(path))
     return analysis
@@ -190,11 +183,13 @@ class _Found:
     guidance: dict[str, Guidance] = field(default_factory=dict)
     extractions: dict[str, Extraction] = field(default_factory=dict)
     credits: list[Credit] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     groups: int = 0
     files: list[Path] = field(default_factory=list)
 
-    def add(self, records: Sequence[TrajectoryRecord], file: Path, scale_rewards: str) -> None:
+    def add(self, records: Sequence[TrajectoryRecord], file: Path, scale_rewards: str, calls: Sequence[Call]) -> None:
         self.files.append(file)
+        self.calls.extend(calls)
         advantages = _advantages(records, scale_rewards)
         self.groups += len({(record.rollout, record.group_id) for record in records})
         for record in records:
@@ -211,26 +206,28 @@ class _Found:
             if record.credit is not None:
                 self.credits.append(record.credit)
 
-    def metrics(self, calls: Sequence[tuple[AnalyzerRequest, AnalyzerReply]], has_scores: bool) -> dict[str, float]:
+    def metrics(self, has_scores: bool) -> dict[str, float]:
         values = {
             "trajectories": float(len(self.trajectories)),
             "groups": float(self.groups),
             "success": sum(t.success for t in self.trajectories) / max(1, len(self.trajectories)),
             **guidance_metrics(self.guidance, self.extractions, self.trajectories, self.advantages),
-            **analyzer_metrics(calls),
+            **analyzer_metrics(self.calls),
         }
         return values | (credit_metrics(self.credits, self.trajectories) if has_scores else {})
 
 
-def _guided(records: list[TrajectoryRecord], stage: GuidanceStage, file: Path) -> list[TrajectoryRecord]:
-    """The records with new guidance in place of what they had."""
+def _guided(
+    records: list[TrajectoryRecord], stage: GuidanceStage, file: Path
+) -> tuple[list[TrajectoryRecord], tuple[Call, ...]]:
+    """The records with new guidance in place of what they had, and the analyzer calls that it took."""
     repeated = [uid for uid, count in Counter(r.trajectory.uid for r in records).items() if count > 1]
     if repeated:
         raise RecordError(f"{file} holds trajectory {repeated[0]!r} twice. Analyze each run on its own.")
     for group in _groups(records).values():
         stage.submit(group)
     batch = stage.collect()
-    return [
+    guided = [
         replace(
             record,
             guidance=batch.guidance[record.trajectory.uid],
@@ -239,6 +236,7 @@ def _guided(records: list[TrajectoryRecord], stage: GuidanceStage, file: Path) -
         )
         for record in records
     ]
+    return guided, batch.calls
 
 
 def _weighed(

@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from .errors import ConfigurationError
 from .generation.checks import check_vllm_options
 from .generation.transformers import check_generation_kwargs
-from .guidance.constructions import CONSTRUCTIONS
+from .guidance.constructions import WHOLE
 from .options.inherited import check_options
 from .options.ranges import check_choices, check_ranges
 from .redaction import holds_secret
@@ -66,8 +66,11 @@ class TASPOConfig(GRPOConfig):
         > Parameters that control the guidance
 
         guidance (`str`, *optional*, defaults to `"aligned"`):
-            What the guided branch is shown: `"aligned"` (the method), one of the comparison constructions
-            `"random_success"`, `"nearest_success"`, `"generic_skill"`, or `"none"` (plain GRPO).
+            What the guided branch is shown in all turns of a trajectory: `"aligned"` (the method), one of the contexts
+            that it is compared with (`"random_success"`, `"nearest_success"`, `"first_success_failed_only"`,
+            `"serl_success"`, `"sibling_or_feedback"`, `"generic_skill"`, `"outcome"`, `"contrast"`, `"serl_judge"`,
+            `"serl_judge_success"`), a placebo (`"shuffled"`, `"empty"`), or `"none"` (plain GRPO). docs/contexts.md
+            describes each.
         max_evidence_items (`int`, *optional*, defaults to `12`):
             Evidence items kept for a group.
         max_guidance_items (`int`, *optional*, defaults to `8`):
@@ -262,9 +265,9 @@ class TASPOConfig(GRPOConfig):
     guidance: str = field(
         default="aligned",
         metadata={
-            "help": "What the guided branch is shown: `aligned` (the method), `random_success`, `nearest_success`, "
-            "`generic_skill` (comparisons), or `none` (plain GRPO).",
-            "choices": list(CONSTRUCTIONS),
+            "help": "What the guided branch is shown: `aligned` (the method), a context that it is compared with, a "
+            "placebo (`shuffled`, `empty`), or `none` (plain GRPO); see docs/contexts.md.",
+            "choices": list(WHOLE),
         },
     )
     max_evidence_items: int = field(

@@ -266,8 +266,7 @@ class TASPOTrainer(GRPOTrainer):
         model_config = self.model.config.get_text_config()
         window = getattr(model_config, "max_position_embeddings", None)
         limits = [limit for limit in (window, self.engine.max_model_length) if limit is not None]
-        calls: list = []
-        guidance = make_guidance(args, self._tokenizer, self.environment_pool, self.analyzer, calls)
+        guidance = make_guidance(args, self._tokenizer, self.environment_pool, self.analyzer)
         collector = Collector(
             engine=self.engine.engine,
             pool=self.environment_pool,
@@ -300,7 +299,7 @@ class TASPOTrainer(GRPOTrainer):
         settings = experience_settings(
             args, window, has_reference=self.beta != 0.0, has_entropy_bonus=self.entropy_coef != 0.0
         )
-        return ExperienceMaker(collector, guidance, passes, settings, calls)
+        return ExperienceMaker(collector, guidance, passes, settings)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         sampler: Any = super()._get_train_sampler(dataset)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from taspo_trl.background import DaemonPool
+from taspo_trl.guidance.base import Construction, GuidanceContext
 from taspo_trl.guidance.stage import LATE, GuidanceStage
 from taspo_trl.types import Extraction, Guidance, Trajectory, TrajectoryGroup
 
@@ -102,7 +103,7 @@ def test_a_process_does_not_wait_for_what_runs():
 # ---- the time budget -----------------------------------------------------------------------------------------------
 
 
-class Slow:
+class Slow(Construction):
     """Prepares and builds when its gates open; notes what it finished."""
 
     name = "slow"
@@ -112,11 +113,11 @@ class Slow:
         self.gates = prepare, build
         self.finished: list[str] = []
 
-    def prepare(self, group: TrajectoryGroup) -> Extraction:
+    def prepare(self, context: GuidanceContext, group: TrajectoryGroup) -> Extraction:
         self._pass(self.gates[0], group.group_id)
         return Extraction()
 
-    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+    def build(self, context: GuidanceContext, group: TrajectoryGroup, target: Trajectory) -> Guidance:
         self._pass(self.gates[1] if target.uid.endswith("k1") else None, target.uid)
         return guided(target.uid, (1,), len(target.turns), name=self.name)
 

@@ -73,6 +73,8 @@ def read_answer(text: str, is_cut: bool = False, stage: Stage | None = None) -> 
 
 def _shape_fault(stage: Stage | None, value: Mapping[str, Any]) -> str:
     """Why an object cannot be the answer to `stage` as a whole."""
+    if stage == "judgement":
+        return "" if isinstance(value.get("sentences"), list) else "no_sentences_list"
     if stage == "extraction":
         return "" if isinstance(value.get("evidence"), list) else "no_evidence_list"
     if stage is None:

@@ -28,6 +28,7 @@ _IN_WORDS: Mapping[str, str] = {
     "no_evidence_list": "The object has no list `evidence`.",
     "no_targets_list": "The object has no list `targets`.",
     "not_one_target": "`targets` must have exactly one entry.",
+    "no_sentences_list": "The object has no list `sentences`.",
 }
 """Whole-answer faults that a second try may mend. One cut at the output limit would only be cut again."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 
-Stage = Literal["extraction", "alignment"]
+Stage = Literal["extraction", "alignment", "judgement"]
 
 
 @dataclass(frozen=True, slots=True)

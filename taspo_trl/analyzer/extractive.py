@@ -20,6 +20,7 @@ from .quotes import LONG_ACTION, MIN_QUOTE
 _MAX_QUOTE = 160
 _MAX_EVIDENCE = 12
 _MAX_STATEMENTS = 8
+_MAX_LISTED = 5  # actions that a sentence of a judgement names
 _WORD = re.compile(r"\w+")
 _TAGGED = re.compile(r"^<(\w+)>\s*(.*?)\s*</\1>$", re.DOTALL)  # an action with its tags, which no statement may hold
 
@@ -31,13 +32,14 @@ class ExtractiveAnalyzer:
     last action, an action belongs to the chain when it shares a rare word (one that few of the record's actions hold)
     with the task or with a later link. Each link becomes a statement, the action itself (without tags), which quotes
     the action and the environment's answer. Alignment keeps the items whose words the target met in its task or its
-    observations.
+    observations. A judgement names the chain of a success; of a failure what was refused or repeated, and which links
+    of the reference's chain it lacks.
     """
 
     name = "extractive"
 
     def complete(self, request: AnalyzerRequest) -> AnalyzerReply:
-        answer = _extract(request.payload) if request.stage == "extraction" else _align(request.payload)
+        answer = _ANSWERS[request.stage](request.payload)
         return AnalyzerReply(text=json.dumps(answer, ensure_ascii=False))
 
     def close(self) -> None:
@@ -88,6 +90,33 @@ def _align(payload: Mapping[str, Any]) -> dict[str, Any]:
     reason = "" if guidance else "no item mentions anything that this record met"
     entry = {"traj_uid": target["traj_uid"], "guidance": guidance[:_MAX_STATEMENTS], "abstain_reason": reason}
     return {"targets": [entry]}
+
+
+def _judge(payload: Mapping[str, Any]) -> dict[str, Any]:
+    steps = payload["target"]["steps"]
+    if payload["outcome"] == "succeeded":
+        sentences = [_listed("It was built on", [step["action"] for step in _chain(payload["task"], steps)])]
+        sentences.append("Each of these actions was accepted and led on to the end.")
+        return {"verdict": "succeeded", "sentences": [one for one in sentences if one]}
+    actions = [step["action"] for step in steps]
+    repeated = [action for action in dict.fromkeys(actions) if actions.count(action) > 1]
+    reference = payload.get("reference", {"steps": ()})
+    missing = [step["action"] for step in _chain(payload["task"], reference["steps"]) if step["action"] not in actions]
+    sentences = [
+        _listed("The environment refused", [step["action"] for step in steps if not step["valid"]]),
+        _listed("It repeated", repeated),
+        _listed("It never did what a success was built on", missing),
+    ]
+    sentences = [one for one in sentences if one] or ["No action of it was refused or repeated."]
+    return {"verdict": "failed", "sentences": [*sentences, "Do only what brings the task nearer to its end."]}
+
+
+def _listed(opening: str, actions: Sequence[str]) -> str:
+    names = [_TAGGED.sub(r"\1: \2", action) for action in dict.fromkeys(actions) if action][:_MAX_LISTED]
+    return f"{opening}: {', '.join(names)}." if names else ""
+
+
+_ANSWERS = {"extraction": _extract, "alignment": _align, "judgement": _judge}
 
 
 def _chain(task: str, steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """Recorded episodes as compact JSON data for the analyzer (method.md, section 4, compaction).
 
-Pure. Nothing about reward, success or advantage is ever in a payload; observations stay as they were recorded, apart
-from white space and the middle of overlong ones.
+Pure. Nothing about reward, success or advantage is ever in a payload, except the environment's verdict that a judge is
+asked to explain. Observations stay as they were recorded, apart from white space and the middle of overlong ones.
 """
 
 from __future__ import annotations
@@ -69,6 +69,27 @@ def alignment_payload(target: Trajectory, evidence: Sequence[Evidence], max_char
             for item in evidence
         ],
     }
+
+
+def judgement_payload(target: Trajectory, reference: Trajectory | None, max_chars: int = 12000) -> dict[str, Any]:
+    """The user message of the judgement call: the target's steps and verdict, and perhaps a success to compare with.
+
+    Args:
+        target (`Trajectory`):
+            The trajectory that is judged.
+        reference (`Trajectory`, *optional*):
+            Another, successful one.
+        max_chars (`int`, *optional*, defaults to `12000`):
+            C for the traces, split equally.
+    """
+    task = shorten(target.task_text, TASK_CHARS)
+    share = (max_chars - len(task)) // (1 if reference is None else 2)
+    payload = {
+        "task": task,
+        "outcome": "succeeded" if target.success else "failed",
+        "target": _trace(target, share),
+    }
+    return payload if reference is None else payload | {"reference": _trace(reference, share)}
 
 
 def shorten(text: str, limit: int) -> str:

@@ -94,7 +94,18 @@ class AlignmentAnswer(_Strict):
     targets: list[SkipValidation[TargetItem]]
 
 
-ANSWERS: Mapping[str, type[BaseModel]] = {"extraction": ExtractionAnswer, "alignment": AlignmentAnswer}
+class JudgementAnswer(_Strict):
+    """The judgement answer; its sentences are checked one by one."""
+
+    verdict: Literal["succeeded", "failed"]
+    sentences: list[SkipValidation[str]]
+
+
+ANSWERS: Mapping[str, type[BaseModel]] = {
+    "extraction": ExtractionAnswer,
+    "alignment": AlignmentAnswer,
+    "judgement": JudgementAnswer,
+}
 """Stage -> its answer."""
 
 

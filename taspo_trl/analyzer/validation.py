@@ -12,10 +12,19 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..tokens import as_unicode
+from ..tokens import as_unicode, is_unicode
 from ..types import Evidence, Rejection, Source, Statement, Support, Trajectory
 from .quotes import Quotes, collapse
-from .schema import EvidenceItem, SourceItem, StatementItem, SupportItem, TargetItem, schema_fault
+from .schema import (
+    MAX_STATEMENT,
+    EvidenceItem,
+    JudgementAnswer,
+    SourceItem,
+    StatementItem,
+    SupportItem,
+    TargetItem,
+    schema_fault,
+)
 
 
 _ITEM_CHARS = 600  # of a rejected item that are kept for the record
@@ -138,6 +147,38 @@ def _first_items(items: Sequence[Any], stage: str, rejected: list[Rejection]) ->
     yield from items[:_MAX_LOOKED_AT]
     if len(items) > _MAX_LOOKED_AT:
         rejected.append(_rejection(stage, "over_max_items", f"{len(items) - _MAX_LOOKED_AT} more items"))
+
+
+def validate_judgement(answer: Any, target: Trajectory, max_items: int = 4) -> tuple[list[str], list[Rejection]]:
+    """The sentences of a parsed judgement answer, and what was rejected.
+
+    A judge that gets the verdict wrong read another record, or none: its answer is rejected whole. Sentences need no
+    quotes; empty ones, ones of more than 800 characters and those beyond `max_items` are rejected.
+    """
+    item, fault = _parse(JudgementAnswer, answer)
+    if item is not None and (item.verdict == "succeeded") is not target.success:
+        fault = "verdict_wrong"
+    if item is None or fault:
+        return [], [_rejection("judgement", fault, answer)]
+    accepted: list[str] = []
+    rejected: list[Rejection] = []
+    for raw in item.sentences:
+        fault = _sentence_fault(raw) or ("over_max_items" if len(accepted) >= max_items else "")
+        if fault:
+            rejected.append(_rejection("judgement", fault, raw))
+        else:
+            accepted.append(collapse(raw))
+    return accepted, rejected
+
+
+def _sentence_fault(raw: Any) -> str:
+    if not isinstance(raw, str):
+        return "sentence_type"
+    if not raw.strip():
+        return "sentence_empty"
+    if not is_unicode(raw):
+        return "sentence_not_unicode"
+    return "sentence_too_long" if len(raw) > MAX_STATEMENT else ""
 
 
 def _source_fault(source: SourceItem, by_uid: Mapping[str, Trajectory], quotes: Quotes) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..markup import block_markup
 from ..tokens import ACTION_TAGS
-from ..types import Rejection, Statement
+from ..types import Block, Rejection, Statement
 
 
 OPENING = "[Privileged Guidance]"
@@ -22,6 +22,7 @@ _CHAT_MARKUP = re.compile(
     r"<\|[^<>|]{0,80}\|>|\[/?(?:INST|SYS)\]|<</?SYS>>|</?s>|</?(?:think|tool_call|tool_response|information)>",
     re.IGNORECASE,
 )
+_ITEM_CHARS = 600  # of a text that was cut that are kept for the record
 _BRACKETS = re.compile(r"[<>\[\]|]")
 _WRAPPER = re.compile(r"\[\s*(?:end\s+)?privileged\s+guidance\s*\]", re.IGNORECASE)
 
@@ -77,10 +78,43 @@ class Composer:
 
     def block(self, text: str) -> tuple[int, ...]:
         """The block around `text`, which must be free of markup; empty for empty text."""
-        if not text.strip():
-            return ()
-        guidance = self._plain_ids(text)[: self._room]
-        return (*self._opening_ids, *guidance, *self._closing_ids) if self._has_wrapper else tuple(guidance)
+        return self._wrapped(self._plain_ids(text)) if text.strip() else ()
+
+    def shown(
+        self, texts: Sequence[str | None], place: Literal["splice", "start"] = "splice"
+    ) -> tuple[Block, list[Rejection]]:
+        """Recorded texts, one for each turn, as a block: made harmless and cut to the budget.
+
+        Args:
+            texts (`Sequence[str | None]`):
+                None = the turn has no block, `""` = the empty block. A text of which nothing is left has none.
+            place (`str`, *optional*, defaults to `"splice"`):
+                As in [`~taspo_trl.types.Block`].
+
+        Returns:
+            `tuple[Block, list[Rejection]]`: the block, and what each distinct text lost at its end to the budget.
+        """
+        made: dict[str | None, tuple[tuple[int, ...] | None, str]] = {None: (None, ""), "": ((), "")}
+        cut = []
+        for text in texts:
+            if text in made or text is None:
+                continue
+            clean = self.neutralized(text)
+            ids = self._plain_ids(clean) if clean.strip() else []
+            block = self._wrapped(ids) if ids else None
+            made[text] = (block, self.text(block)) if block is not None else (None, "")
+            if len(ids) > self._room:
+                lost = self._tokenizer.decode(ids[self._room :], clean_up_tokenization_spaces=False)
+                cut.append(cut_away(lost))
+        return Block(tuple(made[text][0] for text in texts), tuple(made[text][1] for text in texts), place), cut
+
+    def fits(self, text: str) -> bool:
+        """Whether [`shown`] keeps `text` whole."""
+        return len(self._plain_ids(self.neutralized(text))) <= self._room
+
+    def _wrapped(self, ids: Sequence[int]) -> tuple[int, ...]:
+        guidance = tuple(ids[: self._room])
+        return (*self._opening_ids, *guidance, *self._closing_ids) if self._has_wrapper else guidance
 
     def text(self, block_ids: Sequence[int]) -> str:
         """The block as people read it."""
@@ -110,3 +144,8 @@ class Composer:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def cut_away(text: str) -> Rejection:
+    """The record of what the budget took from a block."""
+    return Rejection("composition", "cut_to_max_tokens", text[:_ITEM_CHARS])

@@ -9,17 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ..analyzer.base import AnalyzerReply, AnalyzerRequest
 from ..background import DaemonPool
 from ..rollout.advantages import group_advantages
 from ..rows import MIN_SPLICE_INDEX
 from ..types import Extraction, Guidance, Trajectory, TrajectoryGroup
-from .constructions import Construction, verified_successes
+from .base import Construction, GuidanceContext
 
 
 logger = logging.getLogger(__name__)
+
+Call = tuple[AnalyzerRequest, AnalyzerReply]
 
 LATE = "time_budget"
 """Why a trajectory has no guidance when the step could wait no longer."""
@@ -37,47 +41,78 @@ class GuidanceBatch:
     """From the first submission to the last answer."""
     visible_seconds: float
     """How long the step waited in `collect`."""
+    calls: tuple[Call, ...] = ()
+    """What the analyzer was asked since the last batch, and what it said."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which trajectories can use guidance at all; the credit rule decides.
+
+    Args:
+        allocation (`str`, *optional*, defaults to `"action"`):
+            What is a candidate: `"action"` = a turn with action tokens, `"token"` = an action token; of turns whose
+            context can take guidance.
+        scope (`str`, *optional*, defaults to `"action"`):
+            Which tokens make a turn a candidate: `"action"` (M_it) or `"reply"` (R_it).
+        min_candidates (`int`, *optional*, defaults to `2`):
+            Candidates that a target needs: 2 where weights have mean one, since that of a single one is 1; else 1.
+        flat_groups (`bool`, *optional*, defaults to `False`):
+            Trajectories with A_i = 0 are targets too.
+    """
+
+    allocation: str = "action"
+    scope: str = "action"
+    min_candidates: int = 2
+    flat_groups: bool = False
+
+
+ANY_PAIR = Wanted()
+"""TASPO's: two turns whose action can be scored."""
 
 
 def targets_of(
-    group: TrajectoryGroup, needs_success: bool, allocation: str
+    construction: Construction, group: TrajectoryGroup, advantages: Mapping[str, float], wanted: Wanted = ANY_PAIR
 ) -> tuple[list[Trajectory], dict[str, str]]:
     """The trajectories of a group that can use guidance, and why the others cannot.
 
-    A target is usable, has A_i != 0, holds at least two candidate turns (or action tokens, for token-level
-    allocation), and, where the construction draws on successes, has a verified success other than itself.
+    A target is usable, has A_i != 0 (unless flat groups are wanted), is not refused by the construction and holds
+    enough candidates.
     """
-    rewards = [member.reward if member.is_usable else None for member in group.trajectories]
-    advantages = group_advantages([rewards])[0][0]
-    successes = {success.uid for success in verified_successes(group)}
     targets, reasons = [], {}
-    for member, advantage in zip(group.trajectories, advantages, strict=True):
+    for member in group.trajectories:
         if not member.is_usable:
             reasons[member.uid] = "infrastructure"
-        elif advantage == 0:
+        elif advantages[member.uid] == 0 and not wanted.flat_groups:
             reasons[member.uid] = "zero_advantage"
-        elif needs_success and not successes - {member.uid}:
-            reasons[member.uid] = "no_other_success"
-        elif _num_candidates(member, allocation) < 2:
-            reasons[member.uid] = "fewer_than_two_candidates"
+        elif refusal := construction.refusal(group, member):
+            reasons[member.uid] = refusal
+        elif _num_candidates(member, wanted) < wanted.min_candidates:
+            reasons[member.uid] = "no_candidate" if wanted.min_candidates == 1 else "fewer_than_two_candidates"
         else:
             targets.append(member)
     return targets, reasons
 
 
-def _num_candidates(trajectory: Trajectory, allocation: str) -> int:
+def outcome_advantages(group: TrajectoryGroup) -> list[float]:
+    """A_i of a group's members in their order, for callers that have not computed them."""
+    return group_advantages([[member.reward if member.is_usable else None for member in group.trajectories]])[0][0]
+
+
+def _num_candidates(trajectory: Trajectory, wanted: Wanted) -> int:
     counts = [
-        sum(turn.action_mask)
+        sum(turn.action_mask) if wanted.scope == "action" else len(turn.reply_ids)
         for turn in trajectory.turns
         if turn.splice_index is not None and turn.splice_index >= MIN_SPLICE_INDEX
     ]
-    return sum(counts) if allocation == "token" else sum(count > 0 for count in counts)
+    return sum(counts) if wanted.allocation == "token" else sum(count > 0 for count in counts)
 
 
 @dataclass
 class _Work:
     group: TrajectoryGroup
     targets: list[Trajectory]
+    context: GuidanceContext
     prepared: Future
     built: list[Future] = field(default_factory=list)
     is_queued: threading.Event = field(default_factory=threading.Event)
@@ -93,24 +128,31 @@ class GuidanceStage:
             How guidance is made; None makes none, which is plain GRPO.
         max_workers (`int`, *optional*, defaults to `4`):
             Threads, and so analyzer requests in flight.
-        allocation (`str`, *optional*, defaults to `"action"`):
-            `"action"` or `"token"`: decides which trajectories can use guidance.
+        wanted ([`Wanted`], *optional*):
+            Which trajectories can use guidance at all.
         time_budget (`float`, *optional*):
             Seconds that [`collect`] waits at most; trajectories without guidance by then do without. What is under way
             ends in its own time, so that an analyzer can still keep an answer that was paid for. If `None`, unlimited.
+        context ([`~taspo_trl.guidance.base.GuidanceContext`], *optional*):
+            The analyzer, the state key and the oracle; the stage fills in what belongs to a group.
     """
 
     def __init__(
         self,
         construction: Construction | None,
         max_workers: int = 4,
-        allocation: str = "action",
+        wanted: Wanted = ANY_PAIR,
         time_budget: float | None = None,
+        context: GuidanceContext | None = None,
     ):
         self._construction = construction
-        self._allocation = allocation
+        self._wanted = wanted
         self._max_workers = max_workers
         self._time_budget = time_budget
+        context = context or GuidanceContext()
+        self._context = replace(context, on_reply=self._note)
+        self._on_reply = context.on_reply
+        self._calls: list[Call] = []
         self._pool: DaemonPool | None = None
         self._is_warned = False
         self._lock = threading.RLock()  # cancelling a future runs its callback, `_build`, in the same thread
@@ -122,13 +164,29 @@ class GuidanceStage:
         self._started: float | None = None
         self._last_answer = 0.0
 
-    def submit(self, group: TrajectoryGroup) -> None:
-        """Start the work for a finished group. Its rewards must be filled in."""
+    def _note(self, request: AnalyzerRequest, reply: AnalyzerReply) -> None:
+        with self._lock:
+            self._calls.append((request, reply))
+        if self._on_reply is not None:
+            self._on_reply(request, reply)
+
+    def submit(self, group: TrajectoryGroup, advantages: Sequence[float] | None = None) -> None:
+        """Start the work for a finished group.
+
+        Args:
+            group (`TrajectoryGroup`):
+                With its rewards filled in.
+            advantages (`Sequence[float]`, *optional*):
+                A_i of its members, in their order. If `None`, computed from the rewards.
+        """
         if self._construction is None:
             for member in group.trajectories:
                 self._results[member.uid] = Guidance(member.uid, "none", abstain_reason="no_construction")
             return
-        targets, reasons = targets_of(group, self._construction.needs_success, self._allocation)
+        if advantages is None:
+            advantages = outcome_advantages(group)
+        by_uid = {member.uid: a for member, a in zip(group.trajectories, advantages, strict=True)}
+        targets, reasons = targets_of(self._construction, group, by_uid, self._wanted)
         for uid, reason in reasons.items():
             self._results[uid] = Guidance(uid, self._construction.name, abstain_reason=reason)
         if not targets:
@@ -138,10 +196,21 @@ class GuidanceStage:
         if self._started is None:
             self._started = time.monotonic()
         # Urgent: what follows from it keeps all workers busy, while nothing waits for a single target.
-        prepared = self._pool.submit(self._construction.prepare, group, is_urgent=True)
-        work = _Work(group, targets, prepared)
+        context = replace(self._context, advantages=by_uid)
+        prepared = self._pool.submit(self._construction.prepare, context, group, is_urgent=True)
+        work = _Work(group, targets, context, prepared)
         self._work.append(work)
-        work.prepared.add_done_callback(lambda done: self._build(work, done))
+        if not self._construction.needs_others:
+            work.prepared.add_done_callback(lambda done: self._build(work, done))
+
+    def _build_with_others(self, deadline: float | None) -> None:
+        """Queue the targets of all groups, each with what was prepared of the others."""
+        done = [work for work in self._work if _is_done(work.prepared, deadline)]
+        good = [work for work in done if not work.prepared.cancelled() and work.prepared.exception() is None]
+        for work in done:
+            others = tuple((one.group, one.prepared.result()) for one in good if one is not work)
+            work.context = replace(work.context, others=others)
+            self._build(work, work.prepared)
 
     def _build(self, work: _Work, prepared: Future) -> None:
         """Queue the targets of a prepared group; runs in a worker thread, which it does not block."""
@@ -149,20 +218,18 @@ class GuidanceStage:
         try:
             if prepared.cancelled() or prepared.exception() is not None or construction is None:
                 return
-            shared = prepared.result()
+            work.context = replace(work.context, shared=prepared.result())
             with self._lock:  # no analyzer call is queued behind a cancellation
                 pool = self._pool
                 if pool is not None and not work.is_cancelled:
                     work.built = [
-                        pool.submit(self._timed_build, construction, work, target, shared) for target in work.targets
+                        pool.submit(self._timed_build, construction, work, target) for target in work.targets
                     ]
         finally:
             work.is_queued.set()
 
-    def _timed_build(
-        self, construction: Construction, work: _Work, target: Trajectory, extraction: Extraction
-    ) -> Guidance:
-        guidance = construction.build(work.group, target, extraction)
+    def _timed_build(self, construction: Construction, work: _Work, target: Trajectory) -> Guidance:
+        guidance = construction.build(work.context, work.group, target)
         with self._lock:
             if not work.is_cancelled:
                 self._last_answer = max(self._last_answer, time.monotonic())
@@ -177,6 +244,8 @@ class GuidanceStage:
         deadline = None if self._time_budget is None else waiting_since + self._time_budget
         extractions: dict[str, Extraction] = {}
         try:
+            if self._construction is not None and self._construction.needs_others:
+                self._build_with_others(deadline)
             for work in self._work:
                 extractions[work.group.group_id] = self._collect_group(work, deadline)
         except BaseException:  # Ctrl-C included: the next batch must not meet this one's work
@@ -190,12 +259,18 @@ class GuidanceStage:
             extractions=extractions,
             work_seconds=last_answer - self._started if self._started is not None else 0.0,
             visible_seconds=now - waiting_since,
+            calls=self._taken_calls(),
         )
         if num_late:
             self._warn(num_late)
             self.cancel()
         self._reset()
         return batch
+
+    def _taken_calls(self) -> tuple[Call, ...]:
+        with self._lock:
+            calls, self._calls = tuple(self._calls), []
+        return calls
 
     def _collect_group(self, work: _Work, deadline: float | None) -> Extraction:
         """Take a group's results as they come in; at the deadline the missing ones are late."""

@@ -13,9 +13,10 @@ from ..analyzer.extractive import ExtractiveAnalyzer
 from ..analyzer.prompts import load_prompts
 from ..environments.base import attribute
 from ..environments.workers import EnvironmentPool
+from ..guidance.base import GuidanceContext
 from ..guidance.block import Composer
-from ..guidance.constructions import make_construction
-from ..guidance.stage import GuidanceStage
+from ..guidance.constructions import CONSTRUCTIONS, Materials, make_construction
+from ..guidance.stage import GuidanceStage, Wanted
 from ..loss.importance import importance_settings
 from ..methods import recipe_for
 from ..rollout.loop import RolloutSettings
@@ -23,22 +24,25 @@ from ..rollout.rewards import RewardFunction, RewardSettings
 from .rollout_batch import ExperienceSettings
 
 
-def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer, calls: list) -> GuidanceStage:
-    """The stage that gives each trajectory its guidance; requests and replies are appended to `calls`."""
+def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer) -> GuidanceStage:
+    """The stage that gives each trajectory its guidance."""
     probes = pool.probes
     tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
-    construction = make_construction(
-        args.guidance,
+    materials = Materials(
         Composer(tokenizer, args.max_guidance_tokens, tags),
-        analyzer=analyzer,
         skill_of=lambda t: attribute(probes[t.environment], "generic_skill")(t.family),
         max_evidence_items=args.max_evidence_items,
         max_guidance_items=args.max_guidance_items,
         max_chars=args.analyzer_context_chars,
         prompts=load_prompts(args.analyzer_prompts),
-        on_reply=lambda request, reply: calls.append((request, reply)),
     )
-    return GuidanceStage(construction, args.analyzer_workers, args.allocation, args.analyzer_time_budget)
+    return GuidanceStage(
+        make_construction(args.guidance, materials),
+        args.analyzer_workers,
+        Wanted(args.allocation),
+        args.analyzer_time_budget,
+        GuidanceContext(analyzer),
+    )
 
 
 def rollout_settings(args: Any, model_window: int | None, vocab_size: int | None = None) -> RolloutSettings:
@@ -100,7 +104,7 @@ def configured_analyzer(args: Any) -> Analyzer:
     Raises:
         ConfigurationError: there is no such provider, no key, no usable address or cache.
     """
-    if args.analyzer_model is None or args.guidance != "aligned":
+    if args.analyzer_model is None or not CONSTRUCTIONS[args.guidance].asks:
         return ExtractiveAnalyzer()
     from ..analyzer.llm.analyzer import LiteLLMAnalyzer
 

@@ -6,11 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..analyzer.base import AnalyzerReply, AnalyzerRequest
 from ..credit.base import Batch
 from ..files import spared
 from ..generation import SamplingSettings
@@ -107,8 +106,6 @@ class ExperienceMaker:
     guidance: GuidanceStage
     passes: PolicyPasses
     settings: ExperienceSettings
-    calls: list[tuple[AnalyzerRequest, AnalyzerReply]] = field(default_factory=list)
-    """Analyzer calls since the last batch; the construction appends to it."""
 
     def make(
         self,
@@ -181,8 +178,7 @@ class ExperienceMaker:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
             records = self._records(collected, guided, credits, rollout, step)
             self._write_records(records, rollout)
-        calls, self.calls[:] = self.collector.gather(list(self.calls)), []
-        report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), calls)
+        report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), guided.calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
         report |= {
             **assigned.weighed.metrics,
@@ -225,6 +221,7 @@ class ExperienceMaker:
             extractions={group_id: one for part in shared for group_id, one in part.extractions.items()},
             work_seconds=max(part.work_seconds for part in shared),
             visible_seconds=max(part.visible_seconds for part in shared),
+            calls=tuple(call for part in shared for call in part.calls),
         )
 
     def _moves(self, batch: Batch) -> list[list[bool]]:

@@ -21,10 +21,11 @@ from taspo_trl.analyzer.quotes import collapse
 from taspo_trl.analyzer.validation import supported_by_others, validate_alignment, validate_evidence
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.environments.household import solve
+from taspo_trl.guidance.base import verified_successes
 from taspo_trl.guidance.block import Composer
-from taspo_trl.guidance.constructions import AlignedConstruction, verified_successes
 from taspo_trl.types import Trajectory, TrajectoryGroup, Turn
 
+from ..guiding import aligned_guide
 from ..tokenizers import byte_bpe
 from ..trajectories import make_group, make_trajectory, make_turn
 
@@ -92,7 +93,7 @@ def test_all_that_it_says_about_real_episodes_is_believed(groups, max_chars):
 
 
 def test_each_statement_is_an_action_that_the_environment_accepted_from_another_success(groups):
-    construction = AlignedConstruction(ExtractiveAnalyzer(), Composer(byte_bpe()))
+    construction = aligned_guide(ExtractiveAnalyzer(), Composer(byte_bpe()))
     num_blocks = 0
     for group in groups:
         extraction = construction.prepare(group)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
+from taspo_trl.guidance.aligned import AlignedConstruction
 from taspo_trl.guidance.block import CLOSING, OPENING, Composer
-from taspo_trl.guidance.constructions import AlignedConstruction, NearestSuccess, RandomSuccess, make_construction
+from taspo_trl.guidance.constructions import Materials
 
+from ..guiding import aligned_guide
 from ..tokenizers import byte_bpe
 from ..trajectories import make_group, make_trajectory, make_turn
 
@@ -105,7 +107,7 @@ def obey(request: AnalyzerRequest) -> dict:
 
 def test_an_analyzer_that_obeys_a_poisoned_page_gets_nothing_through():
     # QUO-2
-    construction = AlignedConstruction(ScriptedAnalyzer(obey), COMPOSER)
+    construction = aligned_guide(ScriptedAnalyzer(obey), COMPOSER)
     extraction = construction.prepare(GROUP)
     assert [one.evidence_id for one in extraction.evidence] == ["E1", "E2"]
     assert [one.reason for one in extraction.rejections] == [
@@ -127,7 +129,7 @@ def test_an_analyzer_that_obeys_a_poisoned_page_gets_nothing_through():
 
 def test_recorded_text_stands_in_the_payload_only_and_outcomes_nowhere():
     analyzer = ScriptedAnalyzer(obey)
-    construction = AlignedConstruction(analyzer, COMPOSER)
+    construction = aligned_guide(analyzer, COMPOSER)
     for member in GROUP.trajectories:
         construction.build(GROUP, member, construction.prepare(GROUP))
     systems = {(request.stage, request.system) for request in analyzer.requests}
@@ -143,14 +145,14 @@ def test_recorded_text_stands_in_the_payload_only_and_outcomes_nowhere():
 
 def test_a_failed_trajectory_s_words_are_not_in_the_extraction():
     analyzer = ScriptedAnalyzer(obey)
-    AlignedConstruction(analyzer, COMPOSER).prepare(GROUP)
+    aligned_guide(analyzer, COMPOSER).prepare(GROUP)
     assert [one["traj_uid"] for one in analyzer.requests[0].payload["trajectories"]] == ["g0-k0", "g0-k1"]
     assert "leave" not in json.dumps(analyzer.requests[0].payload)
 
 
 def test_an_alignment_sees_one_target_and_only_what_others_support():
     analyzer = ScriptedAnalyzer(obey)
-    construction = AlignedConstruction(analyzer, COMPOSER)
+    construction = aligned_guide(analyzer, COMPOSER)
     extraction = construction.prepare(GROUP)
     construction.build(GROUP, SUCCESS_1, extraction)
     [_, request] = analyzer.requests
@@ -164,7 +166,7 @@ def test_without_evidence_from_others_no_alignment_is_asked_for():
         return {"evidence": [evidence("E1", source("g0-k0", 1, "buy it", "Bought."))]}
 
     analyzer = ScriptedAnalyzer(answer)
-    construction = AlignedConstruction(analyzer, COMPOSER)
+    construction = aligned_guide(analyzer, COMPOSER)
     guidance = construction.build(GROUP, SUCCESS_0, construction.prepare(GROUP))
     assert not guidance and guidance.abstain_reason == "no_evidence_from_others"
     assert len(analyzer.requests) == 1
@@ -187,7 +189,7 @@ def test_without_evidence_from_others_no_alignment_is_asked_for():
 )
 def test_an_extraction_that_fails_leaves_its_reason_with_every_target(extraction: Any, reason: str):
     # ANA-1
-    construction = AlignedConstruction(ScriptedAnalyzer(lambda request: extraction), COMPOSER)
+    construction = aligned_guide(ScriptedAnalyzer(lambda request: extraction), COMPOSER)
     prepared = construction.prepare(GROUP)
     assert prepared.evidence == () and prepared.fault == reason
     guidance = construction.build(GROUP, TARGET, prepared)
@@ -207,7 +209,7 @@ def test_an_extraction_that_fails_leaves_its_reason_with_every_target(extraction
     ids=str,
 )
 def test_an_alignment_that_fails_leaves_its_reason_and_no_block(alignment: Any, reason: str):
-    construction = AlignedConstruction(
+    construction = aligned_guide(
         ScriptedAnalyzer(lambda request: OBEDIENT_EXTRACTION if request.stage == "extraction" else alignment), COMPOSER
     )
     guidance = construction.build(GROUP, TARGET, construction.prepare(GROUP))
@@ -220,7 +222,7 @@ def test_half_a_surrogate_pair_in_an_answer_stops_nothing():
         text = json.dumps(obey(request))
         return text.replace('"E2."', '"take it \\ud83d"').replace("Look it up.", "Look \\udc00 it up.")
 
-    construction = AlignedConstruction(ScriptedAnalyzer(answer), COMPOSER)
+    construction = aligned_guide(ScriptedAnalyzer(answer), COMPOSER)
     extraction = construction.prepare(GROUP)
     assert [one.evidence_id for one in extraction.evidence] == ["E1"]
     guidance = construction.build(GROUP, TARGET, extraction)
@@ -231,7 +233,7 @@ def test_half_a_surrogate_pair_in_an_answer_stops_nothing():
 
 def test_every_call_is_told():
     told = []
-    construction = AlignedConstruction(
+    construction = aligned_guide(
         ScriptedAnalyzer(obey), COMPOSER, on_reply=lambda request, reply: told.append((request.stage, reply.error))
     )
     construction.build(GROUP, TARGET, construction.prepare(GROUP))
@@ -239,7 +241,7 @@ def test_every_call_is_told():
 
 
 def test_limits_reach_the_checks():
-    construction = AlignedConstruction(
+    construction = aligned_guide(
         ScriptedAnalyzer(obey), COMPOSER, max_evidence_items=1, max_guidance_items=4, max_chars=400
     )
     extraction = construction.prepare(GROUP)
@@ -247,13 +249,13 @@ def test_limits_reach_the_checks():
     assert "over_max_items" in {one.reason for one in extraction.rejections}
     guidance = construction.build(GROUP, TARGET, extraction)
     assert "over_max_items" in {one.reason for one in guidance.rejections}
-    assert len(json.dumps(construction._analyzer.requests[0].payload)) < 1500  # type: ignore[attr-defined]
+    assert len(json.dumps(construction.context.analyzer.requests[0].payload)) < 1500  # type: ignore[attr-defined]
 
 
 def test_the_defaults_are_the_method_s_and_successes_are_needed():
     parameters = inspect.signature(AlignedConstruction.__init__).parameters
     defaults = {name: parameters[name].default for name in ("max_evidence_items", "max_guidance_items", "max_chars")}
     assert defaults == {"max_evidence_items": 12, "max_guidance_items": 8, "max_chars": 12_000}
-    made = inspect.signature(make_construction).parameters
+    made = inspect.signature(Materials).parameters
     assert {name: made[name].default for name in defaults} == defaults
-    assert AlignedConstruction.needs_success and RandomSuccess.needs_success and NearestSuccess.needs_success
+    assert AlignedConstruction.needs_success

@@ -11,9 +11,10 @@ import pytest
 
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
+from taspo_trl.guidance.aligned import AlignedConstruction
+from taspo_trl.guidance.base import Construction, GuidanceContext
 from taspo_trl.guidance.block import Composer
-from taspo_trl.guidance.constructions import AlignedConstruction
-from taspo_trl.guidance.stage import GuidanceStage, targets_of
+from taspo_trl.guidance.stage import GuidanceStage, Wanted, outcome_advantages, targets_of
 from taspo_trl.types import Extraction, Guidance, StopReason, Trajectory, TrajectoryGroup
 
 from ..builders import guided
@@ -22,7 +23,7 @@ from ..tokenizers import byte_bpe
 from ..trajectories import make_group, make_trajectory, make_turn, outcomes
 
 
-class Construction:
+class Noted(Construction):
     """Notes its calls; the hooks may block or raise."""
 
     name = "noted"
@@ -34,15 +35,15 @@ class Construction:
         self.built: list[str] = []
         self.shared: list[Extraction] = []
 
-    def prepare(self, group: TrajectoryGroup) -> Extraction:
+    def prepare(self, context: GuidanceContext, group: TrajectoryGroup) -> Extraction:
         self.prepared.append(group.group_id)
         if self.on_prepare:
             self.on_prepare(group)
         return Extraction(fault=f"made for {group.group_id}")
 
-    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+    def build(self, context: GuidanceContext, group: TrajectoryGroup, target: Trajectory) -> Guidance:
         self.built.append(target.uid)
-        self.shared.append(extraction)
+        self.shared.append(context.shared)
         if self.on_build:
             self.on_build(target)
         return guided(target.uid, (1, 2), len(target.turns), name=self.name)
@@ -66,12 +67,22 @@ def gate() -> Iterator[Gate]:
     gate.opened.set()
 
 
-def targets(group: TrajectoryGroup, needs_success: bool = True, allocation: str = "action") -> list[int]:
-    return [target.generation_idx for target in targets_of(group, needs_success, allocation)[0]]
+def asked(
+    group: TrajectoryGroup, needs_success: bool = True, **wanted: Any
+) -> tuple[list[Trajectory], dict[str, str]]:
+    construction = Noted()
+    construction.needs_success = needs_success
+    uids = [member.uid for member in group.trajectories]
+    advantages = dict(zip(uids, outcome_advantages(group), strict=True))
+    return targets_of(construction, group, advantages, Wanted(**wanted))
 
 
-def reasons(group: TrajectoryGroup, needs_success: bool = True) -> list[str]:
-    by_uid = targets_of(group, needs_success, "action")[1]
+def targets(group: TrajectoryGroup, needs_success: bool = True, **wanted: Any) -> list[int]:
+    return [target.generation_idx for target in asked(group, needs_success, **wanted)[0]]
+
+
+def reasons(group: TrajectoryGroup, needs_success: bool = True, **wanted: Any) -> list[str]:
+    by_uid = asked(group, needs_success, **wanted)[1]
     return [by_uid.get(member.uid, "") for member in group.trajectories]
 
 
@@ -166,7 +177,7 @@ class CountingAnalyzer(ExtractiveAnalyzer):
 )
 def test_the_analyzer_is_asked_only_where_it_can_help(rewards, calls):
     analyzer = CountingAnalyzer()
-    stage = GuidanceStage(AlignedConstruction(analyzer, Composer(byte_bpe())))
+    stage = GuidanceStage(AlignedConstruction(Composer(byte_bpe())), context=GuidanceContext(analyzer))
     stage.submit(outcomes(*rewards))
     batch = stage.collect()
     stage.close()
@@ -180,7 +191,7 @@ def test_the_analyzer_is_asked_only_where_it_can_help(rewards, calls):
 
 
 def test_a_group_is_prepared_once_and_each_target_built_from_it():
-    construction = Construction()
+    construction = Noted()
     stage = GuidanceStage(construction)
     stage.submit(outcomes(1, 0, 0, 0))
     stage.submit(outcomes(1, 1, 0, group_id="g1"))
@@ -196,7 +207,7 @@ def test_a_group_is_prepared_once_and_each_target_built_from_it():
 
 
 def test_work_starts_while_other_groups_still_play(gate):
-    construction = Construction(on_prepare=lambda group: gate.entered.set())
+    construction = Noted(on_prepare=lambda group: gate.entered.set())
     stage = GuidanceStage(construction)
     stage.submit(outcomes(1, 0))
     assert gate.entered.wait(10), "nobody called collect, and the preparation has begun"
@@ -207,7 +218,7 @@ def test_work_starts_while_other_groups_still_play(gate):
 
 
 def test_a_slow_group_does_not_keep_the_others_waiting(gate):
-    construction = Construction(on_prepare=lambda group: gate(group) if group.group_id == "g0" else None)
+    construction = Noted(on_prepare=lambda group: gate(group) if group.group_id == "g0" else None)
     stage = GuidanceStage(construction, max_workers=2)
     stage.submit(outcomes(1, 0))
     assert gate.entered.wait(10)
@@ -232,7 +243,7 @@ def test_no_more_requests_are_in_flight_than_workers(max_workers):
         with lock:
             now[0] -= 1
 
-    stage = GuidanceStage(Construction(busy, busy), max_workers=max_workers)
+    stage = GuidanceStage(Noted(busy, busy), max_workers=max_workers)
     for k in range(4):
         stage.submit(outcomes(1, 1, 0, 0, group_id=f"g{k}"))
     stage.collect()
@@ -242,7 +253,7 @@ def test_no_more_requests_are_in_flight_than_workers(max_workers):
 
 def test_as_many_groups_as_workers_are_prepared_at_the_same_time():
     meeting = threading.Barrier(3, timeout=10)  # broken, and so raised in collect, unless three of them meet
-    stage = GuidanceStage(Construction(on_prepare=lambda group: meeting.wait()), max_workers=3)
+    stage = GuidanceStage(Noted(on_prepare=lambda group: meeting.wait()), max_workers=3)
     for k in range(3):
         stage.submit(outcomes(1, 0, group_id=f"g{k}"))
     assert len(stage.collect().extractions) == 3
@@ -259,7 +270,7 @@ def test_without_a_construction_everything_says_so():
 
 
 def test_a_batch_is_collected_once():
-    stage = GuidanceStage(Construction())
+    stage = GuidanceStage(Noted())
     stage.submit(outcomes(1, 0))
     first = stage.collect()
     assert first.guidance and first.work_seconds >= 0 and first.visible_seconds >= 0
@@ -276,7 +287,7 @@ def test_a_bug_in_a_construction_is_raised_in_collect_and_the_next_batch_is_clea
     def explode(item: Any) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    construction = Construction(**{where: explode})
+    construction = Noted(**{where: explode})
     stage = GuidanceStage(construction)
     stage.submit(outcomes(1, 0, 0))
     with pytest.raises(ZeroDivisionError, match="a bug of ours"):
@@ -289,7 +300,7 @@ def test_a_bug_in_a_construction_is_raised_in_collect_and_the_next_batch_is_clea
 
 
 def test_a_cancelled_batch_asks_nothing_more_and_leaves_nothing_behind(gate):
-    construction = Construction(on_prepare=gate)
+    construction = Noted(on_prepare=gate)
     stage = GuidanceStage(construction, max_workers=1)
     with no_new_threads():
         stage.submit(outcomes(1, 0, 0))
@@ -306,7 +317,7 @@ def test_a_cancelled_batch_asks_nothing_more_and_leaves_nothing_behind(gate):
 
 
 def test_cancel_drops_targets_that_wait_for_a_worker(gate):
-    construction = Construction(on_build=gate)
+    construction = Noted(on_build=gate)
     stage = GuidanceStage(construction, max_workers=1)
     with no_new_threads():
         stage.submit(outcomes(1, 1, 0, 0))
@@ -318,7 +329,7 @@ def test_cancel_drops_targets_that_wait_for_a_worker(gate):
 
 
 def test_close_ends_the_threads_and_may_be_called_twice(gate):
-    construction = Construction(on_prepare=gate)
+    construction = Noted(on_prepare=gate)
     stage = GuidanceStage(construction, max_workers=2)
     with no_new_threads():
         for k in range(3):

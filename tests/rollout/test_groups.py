@@ -13,6 +13,7 @@ import pytest
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError, RolloutError
 from taspo_trl.generation import SamplingSettings
+from taspo_trl.guidance.base import Construction, GuidanceContext
 from taspo_trl.guidance.stage import GuidanceBatch, GuidanceStage
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.groups import CollectedGroup, Collector
@@ -55,18 +56,18 @@ class Gathering:
         return gather
 
 
-class Noted:
+class Noted(Construction):
     name, needs_success = "noted", True
 
     def __init__(self) -> None:
         self.prepared: list[str] = []
         self.built: list[str] = []
 
-    def prepare(self, group: TrajectoryGroup) -> Extraction:
+    def prepare(self, context: GuidanceContext, group: TrajectoryGroup) -> Extraction:
         self.prepared.append(group.group_id)
         return Extraction()
 
-    def build(self, group: TrajectoryGroup, target: Trajectory, extraction: Extraction) -> Guidance:
+    def build(self, context: GuidanceContext, group: TrajectoryGroup, target: Trajectory) -> Guidance:
         assert len(group.trajectories) == len({t.generation_idx for t in group.trajectories})
         self.built.append(target.uid)
         return guided(target.uid, (1,), len(target.turns), name=self.name)
@@ -195,9 +196,9 @@ def test_guidance_of_a_finished_group_starts_while_another_still_plays(renderer)
     prepared = threading.Event()
 
     class Telling(Noted):
-        def prepare(self, group):
+        def prepare(self, context, group):
             prepared.set()
-            return super().prepare(group)
+            return super().prepare(context, group)
 
     def reply(uid: str, turn: int) -> str:
         if uid.startswith("r0-g1") and turn == 3:

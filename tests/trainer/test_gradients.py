@@ -10,6 +10,7 @@ import torch
 
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
+from taspo_trl.guidance.base import Construction
 from taspo_trl.loss.batches import EMPTY_ROW
 from tests import tiny
 from tests.builders import guided
@@ -362,18 +363,13 @@ def test_old_log_probabilities_are_kept_for_batches_that_outlive_an_optimizer_st
 
 
 def test_guidance_leaves_no_token_in_rows_prompts_or_template(tmp_path):
-    class Marked:
+    class Marked(Construction):
         """Guidance made of tokens that no prompt holds."""
 
         name, needs_success = "marked", True
         block = tuple(tiny.tokenizer().convert_tokens_to_ids(["[Privileged Guidance]", "hot", "hot", "lit"]))
 
-        def prepare(self, group):
-            from taspo_trl.types import Extraction
-
-            return Extraction()
-
-        def build(self, group, target, extraction):
+        def build(self, context, group, target):
             return guided(target.uid, self.block, len(target.turns), "marked", self.name)
 
     policy = tiny.ScriptedPolicy(ragged_reply)

@@ -17,10 +17,11 @@ from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import HouseholdEnvironment, ResetResult, StepResult, TextEnvironment
 from taspo_trl.errors import ConfigurationError, RolloutError
 from taspo_trl.evaluation import tasks_digest
+from taspo_trl.guidance.base import Construction
 from taspo_trl.guidance.stage import GuidanceStage
 from taspo_trl.records import read_records
 from taspo_trl.scoring.paired import PairedRow
-from taspo_trl.types import Extraction, Guidance
+from taspo_trl.types import Guidance
 from tests import tiny
 
 
@@ -631,13 +632,10 @@ def test_reasons_are_averaged_over_all_batches_of_a_log_entry(tmp_path):
 def test_a_construction_that_gives_no_reason_is_recorded_as_unexplained(tmp_path):
     made, _ = scripted(tmp_path, by_member=("inventory", "look", "look", "look"), allocation="token")
 
-    class Silent:
+    class Silent(Construction):
         name, needs_success = "silent", True
 
-        def prepare(self, group):
-            return Extraction()
-
-        def build(self, group, target, extraction):
+        def build(self, context, group, target):
             return Guidance(target.uid, self.name)
 
     maker = made.experience_maker

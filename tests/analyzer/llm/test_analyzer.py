@@ -16,10 +16,12 @@ from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest, FailedAnswer
 from taspo_trl.analyzer.llm.pacing import Health
 from taspo_trl.analyzer.prompts import chat_of
 from taspo_trl.errors import AnalyzerError
+from taspo_trl.guidance.aligned import AlignedConstruction
+from taspo_trl.guidance.base import GuidanceContext
 from taspo_trl.guidance.block import Composer
-from taspo_trl.guidance.constructions import AlignedConstruction
 from taspo_trl.guidance.stage import GuidanceStage
 
+from ...guiding import aligned_guide
 from ...playing import eventually
 from ...tokenizers import byte_bpe
 from ...trajectories import make_group, make_trajectory, make_turn, outcomes
@@ -229,7 +231,7 @@ def test_a_cut_answer_is_marked_and_the_setting_named(serve, make_analyzer, capl
     analyzer = make_analyzer(endpoint)
     assert analyzer.complete(request()).finish_reason == "length"
     assert warned(caplog, "truncated at 4096 output tokens. Raise `analyzer_max_tokens`") == 1
-    extraction = AlignedConstruction(analyzer, Composer(byte_bpe())).prepare(outcomes(1, 0))
+    extraction = aligned_guide(analyzer, Composer(byte_bpe())).prepare(outcomes(1, 0))
     assert extraction.fault == "truncated" and len(endpoint.received) == 2, "it would only be cut again"
 
 
@@ -239,7 +241,7 @@ def test_a_cut_answer_is_marked_and_the_setting_named(serve, make_analyzer, capl
 def test_a_second_try_shows_the_answer_and_what_is_wrong_with_it(serve, make_analyzer):
     replies: list[AnalyzerReply] = []
     endpoint = serve(lambda received, number: "Sure! [1, 2" if number == 0 else honest(received))
-    construction = AlignedConstruction(
+    construction = aligned_guide(
         make_analyzer(endpoint), Composer(byte_bpe()), on_reply=lambda _, reply: replies.append(reply)
     )
     extraction = construction.prepare(outcomes(1, 0))
@@ -253,7 +255,7 @@ def test_a_second_try_shows_the_answer_and_what_is_wrong_with_it(serve, make_ana
 
 def test_there_is_one_second_try_and_no_third(serve, make_analyzer):
     endpoint = serve(lambda received, number: "no")
-    extraction = AlignedConstruction(make_analyzer(endpoint), Composer(byte_bpe())).prepare(outcomes(1, 0))
+    extraction = aligned_guide(make_analyzer(endpoint), Composer(byte_bpe())).prepare(outcomes(1, 0))
     assert len(endpoint.received) == 2 and extraction.fault == "not_json"
     assert [one.reason for one in extraction.rejections] == ["not_json", "not_json"]
 
@@ -264,7 +266,7 @@ def test_recorded_text_stands_only_inside_json(serve, make_analyzer):
     success = make_trajectory(0, make_turn("look", "A desk.", poison), make_turn("go", poison, "Done."), success=True)
     failure = make_trajectory(1, make_turn("look", "A desk.", poison), make_turn("go", poison, "Nope."))
     endpoint = serve()
-    construction = AlignedConstruction(make_analyzer(endpoint), Composer(byte_bpe()))
+    construction = aligned_guide(make_analyzer(endpoint), Composer(byte_bpe()))
     group = make_group(success, failure)
     construction.build(group, failure, construction.prepare(group))
     plain = outcomes(1, 0)
@@ -279,7 +281,7 @@ def test_recorded_text_stands_only_inside_json(serve, make_analyzer):
 
 def test_the_alignment_request_holds_neither_outcome_nor_reward(serve, make_analyzer):
     endpoint = serve()
-    stage = GuidanceStage(AlignedConstruction(make_analyzer(endpoint), Composer(byte_bpe())))
+    stage = GuidanceStage(AlignedConstruction(Composer(byte_bpe())), context=GuidanceContext(make_analyzer(endpoint)))
     stage.submit(outcomes(1, 1, 0, 0))
     stage.collect()
     stage.close()

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.guidance.block import Composer
-from taspo_trl.guidance.constructions import AlignedConstruction
 from taspo_trl.types import Extraction, Guidance, Trajectory, TrajectoryGroup
 
+from ...guiding import aligned_guide
 from ...tokenizers import byte_bpe
 from ..bad_answers import (
     ALIGNMENT,
@@ -59,7 +59,7 @@ def composer() -> Composer:
 
 
 def guide(analyzer: Any, composer: Composer) -> tuple[Extraction, Guidance]:
-    construction = AlignedConstruction(analyzer, composer)
+    construction = aligned_guide(analyzer, composer)
     extraction = construction.prepare(GROUP)
     return extraction, construction.build(GROUP, TARGET, extraction)
 

@@ -15,9 +15,9 @@ import pytest
 
 from taspo_trl.analyzer.base import AnalyzerRequest
 from taspo_trl.guidance.block import Composer
-from taspo_trl.guidance.constructions import AlignedConstruction
 from taspo_trl.types import Guidance, TrajectoryGroup
 
+from ...guiding import aligned_guide
 from ...tokenizers import byte_bpe
 from ...trajectories import outcomes
 from ..endpoint import NOTHING, Reply, honest
@@ -34,7 +34,7 @@ def two(uid_a: str, uid_b: str, action: str = "look") -> AnalyzerRequest:
 
 
 def guide(analyzer: Any, group: TrajectoryGroup) -> list[Guidance]:
-    construction = AlignedConstruction(analyzer, Composer(byte_bpe()))
+    construction = aligned_guide(analyzer, Composer(byte_bpe()))
     extraction = construction.prepare(group)
     return [construction.build(group, target, extraction) for target in group.trajectories[1:]]
 
