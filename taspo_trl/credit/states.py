@@ -48,8 +48,13 @@ def observation(trajectory: Trajectory, turn_idx: int) -> Hashable:
 
 
 def observation_actions(trajectory: Trajectory, turn_idx: int) -> Hashable:
-    """The text with the admissible actions in any order; none are known after the last action."""
-    return observation(trajectory, turn_idx), _admissible(trajectory, turn_idx)
+    """The text with the admissible actions, in any order; None for these after the last action and where none are.
+
+    What is carried and what is near shows in the actions, so that the many "Nothing happens." of a game stay apart.
+    """
+    turns = trajectory.turns
+    actions = turns[turn_idx].admissible_actions if turn_idx < len(turns) else None
+    return observation(trajectory, turn_idx), None if actions is None else frozenset(actions)
 
 
 def world(states: Mapping[tuple[str, int], Hashable]) -> StateKey:
@@ -74,8 +79,3 @@ def world(states: Mapping[tuple[str, int], Hashable]) -> StateKey:
             ) from None
 
     return key
-
-
-def _admissible(trajectory: Trajectory, turn_idx: int) -> frozenset[str] | None:
-    """What could be done at a turn, as the prompt listed it; None where nothing is known."""
-    return None

@@ -1,5 +1,7 @@
 """Which turns stand in one state, by each key; and a replay that is not there."""
 
+from dataclasses import replace
+
 import pytest
 
 from taspo_trl.credit.gigpo import GiGPO
@@ -12,6 +14,21 @@ def test_observation_is_the_text_before_the_action_and_after_the_last():
     member = toy.t0().trajectories[3]
     key = state_key("observation")
     assert [key(member, t) for t in range(4)] == ["s0", "s2", "s1", "solved"]
+
+
+def test_observation_actions_tells_apart_what_reads_the_same():
+    member = toy.play(
+        "a", ("Nothing happens.", "A", "Nothing happens.", "B", "Nothing happens.", "C", "Nothing happens.")
+    )
+    listed = (("look", "take mug 1"), ("take mug 1", "look"), ("look",))
+    turns = [replace(turn, admissible_actions=one) for turn, one in zip(member.turns, listed, strict=True)]
+    member = replace(member, turns=tuple(turns))
+    key = state_key("observation_actions")
+    first, second, third, after = (key(member, t) for t in range(4))
+    assert first == second == ("Nothing happens.", frozenset({"look", "take mug 1"}))
+    assert len({first, third, after}) == 3
+    assert after == ("Nothing happens.", None)
+    assert len({state_key("observation")(member, t) for t in range(4)}) == 1
 
 
 def test_world_is_what_the_replay_found():
