@@ -43,7 +43,7 @@ def play(replies, factory=Counter, row=ROW, chat_template="qwen2_5", threshold=N
     pool = EnvironmentPool({None: factory}, success_threshold=threshold)
     try:
         (trajectory,) = play_episodes(
-            plan_groups([row], 1, seed=0, draw=0, prefix="r"),
+            plan_groups([row], 1, seed=0, rollout=0, prefix="r"),
             engine=policy,
             pool=pool,
             renderer=ChatRenderer(tokenizer),
