@@ -184,30 +184,32 @@ class ChatRenderer:
             )
 
     def end_tokens(self) -> tuple[list[int], str]:
-        """(ids of the tokens with which the template ends a reply, text that ends one but is no such token)."""
+        """(ids of the tokens with which the template ends a reply, text that ends one but is no such token).
+
+        The last reply of a chat may end otherwise than earlier ones; both are named.
+        """
         question, reply = ({"role": role, "content": MARK} for role in ("user", "assistant"))
-        chats = [[question, reply, question], [question, reply, {"role": "tool", "name": "f", "content": "x"}]]
         found: list[int] = []
         plain = ""
-        for chat in chats:
+        for answer in ([], [question], [{"role": "tool", "name": "f", "content": "x"}]):
             try:
-                text = self.text(chat)
+                text = self.text([question, reply, *answer], ends=not answer)
             except ConfigurationError:
                 continue
-            if text.count(MARK) < 2:
+            if text.count(MARK) < 2 or not (suffix := text.split(MARK, 2)[2]):
                 continue
-            suffix = text.split(MARK, 2)[2]
-            ids = self.encode(suffix)[:1]
-            if ids and ids[0] in markup_of(self.tokenizer).tokens:
-                found.extend(i for i in ids if i not in found)
-            elif ids:
+            first = self.encode(suffix)[0]
+            if first not in markup_of(self.tokenizer).tokens:
                 plain = plain or suffix[:20]
+            elif first not in found:
+                found.append(first)
         return found, plain
 
     def with_end_tokens(self, known: Sequence[int]) -> list[int]:
-        """End tokens of a model and those with which the template ends a reply: a model must stop at either.
+        """End tokens of a model, with those with which the template ends a reply when none of them is known.
 
-        Warns when the template ends replies with plain text, at which nothing stops.
+        A base model whose end token is not the template's would write the next messages itself. Warns when the
+        template ends replies with plain text, at which nothing stops.
         """
         own, plain = self.end_tokens()
         if plain and not own:
@@ -218,7 +220,7 @@ class ChatRenderer:
                 UserWarning,
                 stacklevel=2,
             )
-        return [*known, *(i for i in own if i not in known)]
+        return list(known) if set(own) & set(known) else [*known, *own]
 
     def outside(self, text: str) -> str:
         """`text` of somebody else as it may enter a prompt: it can become no special token, nor open a message."""

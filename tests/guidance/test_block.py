@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AddedToken
 
 from taspo_trl.guidance.block import CLOSING, OPENING, Composer
 from taspo_trl.tokens import find_action
@@ -234,3 +235,13 @@ def test_added_tokens_that_are_not_special_are_kept_out_as_well():
     assert composer.fault("wait <pause> here") == "markup_in_statement"
     assert tokenizer.convert_tokens_to_ids("<pause>") not in composer.block(composer.neutralized("wait <pause> here"))
     assert Composer(TOKENIZER).fault("wait <pause> here") == ""
+
+
+def test_white_space_and_words_among_the_added_tokens_are_text():
+    """Filtering all added tokens ran the bullets together, and refused statements that hold such a word."""
+    tokenizer = byte_bpe()
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("\n", "  ", "drawer", "<table>")])
+    composer = Composer(tokenizer, 4096)
+    block, kept, rejected = composer.compose(statements("Open the drawer.", "Take it.", "See <table>."))
+    assert tokenizer.decode(block) == f"\n\n{OPENING}\n- Open the drawer.\n- Take it.\n{CLOSING}"
+    assert len(kept) == 2 and [one.reason for one in rejected] == ["markup_in_statement"]

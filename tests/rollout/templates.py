@@ -6,11 +6,17 @@ Most come out of the TRL that is installed; `FORMS` are further ones, written af
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 from transformers import AddedToken
 
+from taspo_trl.environments.base import PromptTemplate, Traits, traits_of
+from taspo_trl.environments.tools import ToolEnvironment
+from taspo_trl.errors import ConfigurationError
+from taspo_trl.rollout.templates import ChatRenderer
 from tests.tokenizers import byte_bpe
 
 
@@ -94,3 +100,80 @@ def tokenizer(name: str):
     if ends:
         made.eos_token = ends[0]
     return made
+
+
+# ---- what each template can hold ------------------------------------------------------------------------------------
+
+PLAIN, SYSTEM = PromptTemplate(first="Task: {task}\n{observation}", later="", reply="{observation}"), "Rules."
+TEXT = Traits(PLAIN, ("action",), 2, 5)
+WITH_SYSTEM = replace(TEXT, prompt=replace(PLAIN, system=SYSTEM))
+
+
+class Adder:
+    """A class for TRL with one tool."""
+
+    def reset(self, seed=None, **kwargs) -> None:
+        self.calls: list[tuple[int, str]] = []
+
+    def add(self, amount: int, text: str) -> str:
+        """
+        Add.
+
+        Args:
+            amount: How much.
+            text: Why.
+        """
+        self.calls.append((amount, text))
+        return f"RESULT {len(self.calls)}"
+
+    def get_reward(self) -> float:
+        return float(self.calls == [(7, "two words")])
+
+
+TOOLS = traits_of(ToolEnvironment(Adder()))
+
+
+def refusal(name: str, traits: Traits, context: str | None = None) -> str:
+    """Why the template is refused for an environment; empty when it is taken."""
+    renderer = ChatRenderer(tokenizer(name))
+    try:
+        renderer.for_environment(traits).check_chat(traits, context)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def row(name: str) -> list[str]:
+    """The template's line of docs/templates.md."""
+    renderer = ChatRenderer(tokenizer(name))
+    if refusal(name, TEXT, "window"):
+        return [f"`{name}`", *["refused"] * 3, "", "", "", "refused"]
+    ends = [renderer.tokenizer.convert_ids_to_tokens(i) for i in renderer.end_tokens()[0]]
+    tools = refusal(name, TOOLS)
+    return [
+        f"`{name}`",
+        "yes",
+        "refused" if refusal(name, TEXT, "conversation") else "yes",
+        "refused" if refusal(name, WITH_SYSTEM, "window") else "yes",
+        " ".join(f"`{end}`" for end in ends),
+        "open" if renderer.opens_thinking else "",
+        "pinned" if renderer.date else "",
+        "refused" if tools else f"{renderer.for_environment(TOOLS).notation.name}",
+    ]
+
+
+HEAD = ["template", "window", "conversation", "system message", "ends a reply", "thinking", "date", "tools"]
+
+
+def table() -> str:
+    rows = [HEAD, ["---"] * len(HEAD), *(row(name) for name in names())]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in rows)
+
+
+DOC = Path(__file__).parents[2] / "docs" / "templates.md"
+START_MARK, END_MARK = "<!-- table -->\n", "\n<!-- /table -->"
+
+
+if __name__ == "__main__":  # python -m tests.rollout.templates: write the table of the installed TRL anew
+    before, _, rest = DOC.read_text(encoding="utf-8").partition(START_MARK)
+    DOC.write_text(before + START_MARK + table() + END_MARK + rest.partition(END_MARK)[2], encoding="utf-8")

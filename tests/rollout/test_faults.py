@@ -278,7 +278,9 @@ def test_a_failed_request_costs_one_episode(renderer):
 
 
 @pytest.mark.parametrize(
-    "answer", ["hello", None, Generation((2**40,), FinishReason.STOP)], ids=["text", "none", "id"]
+    "answer",
+    ["hello", None, *(Generation((5, i), FinishReason.STOP) for i in (2**40, 10_000, -1, None, 1.5))],
+    ids=["text", "none", "huge", "beyond", "negative", "missing", "fraction"],
 )
 def test_an_answer_of_the_engine_that_cannot_be_read_costs_one_episode(renderer, answer):
     class Odd(ScriptedPolicy):
@@ -289,6 +291,7 @@ def test_an_answer_of_the_engine_that_cannot_be_read_costs_one_episode(renderer,
     failed, sibling = play(renderer, [[]] * 2, policy=policy)
     assert failed.stop_reason is StopReason.GENERATION_ERROR and failed.error
     assert len(failed.turns) == 1, "the odd answer leaves no turn"
+    assert not isinstance(answer, Generation) or "the vocabulary has" in failed.error
     assert sibling.success
 
 
