@@ -38,6 +38,8 @@ class Markup:
     with which the chat template frames messages."""
     texts: tuple[str, ...]
     """The texts of `tokens`, longest first."""
+    pattern: re.Pattern[str]
+    """Finds one of `texts`."""
     normalizes: bool
     """Whether a text can become one of `tokens` without holding it as it is, through the tokenizer's normalizer."""
 
@@ -59,7 +61,7 @@ def markup_of(tokenizer: Any, kept: tuple[str, ...] = ()) -> Markup:
         kept (`tuple[str, ...]`, *optional*):
             Texts of tokens that are never markup, whatever their case: an environment's tags, the marks of tool calls.
     """
-    key = (kept, len(tokenizer), str(tokenizer.chat_template), tokenizer.eos_token, tokenizer.pad_token)
+    key = (kept, len(tokenizer), str(tokenizer.chat_template))
     known = _made.setdefault(tokenizer, {})
     if key not in known:
         known[key] = _markup(tokenizer, {text.lower() for text in kept})
@@ -106,7 +108,8 @@ def _markup(tokenizer: Any, kept: set[str]) -> Markup:
         token.normalized for i, token in tokenizer.added_tokens_decoder.items() if i in tokens
     )
     texts = tuple(sorted((added[i][0] for i in tokens), key=len, reverse=True))
-    return Markup(frozenset(silent), frozenset(tokens), texts, is_normalized)
+    pattern = re.compile("|".join(map(re.escape, texts)))
+    return Markup(frozenset(silent), frozenset(tokens), texts, pattern, is_normalized)
 
 
 def _framing(tokenizer: Any) -> set[str]:
@@ -139,12 +142,10 @@ def harmless(tokenizer: Any, text: str, kept: tuple[str, ...] = ()) -> str:
     markup = markup_of(tokenizer, kept)
     if not markup.texts:
         return text
-    pattern = _pattern_of(markup.texts)
     for _ in range(3):  # a broken text may in theory be another token; only an attacker's tokenizer has such
-        broken = pattern.sub(lambda found: _broken(found[0]), text)
-        if broken == text:
+        if markup.pattern.search(text) is None:
             break
-        text = broken
+        text = markup.pattern.sub(lambda found: _broken(found[0]), text)
     return _checked(tokenizer, text, markup) if markup.normalizes else text
 
 
@@ -164,12 +165,3 @@ def _checked(tokenizer: Any, text: str, markup: Markup) -> str:
 
 def _broken(text: str) -> str:
     return f"{text[0]} {text[1:]}" if len(text) > 1 else " "
-
-
-_patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
-
-
-def _pattern_of(texts: tuple[str, ...]) -> re.Pattern[str]:
-    if texts not in _patterns:
-        _patterns[texts] = re.compile("|".join(map(re.escape, texts)))
-    return _patterns[texts]
