@@ -468,7 +468,11 @@ class TASPOTrainer(GRPOTrainer):
                 self.args,
                 self.experience_maker.collector,
                 num_plays=self.num_generations_eval,
-                settings={"global_step": self.state.global_step, "weights_step": self._weights_step},
+                settings={
+                    "global_step": self.state.global_step,
+                    "weights_step": self._weights_step,
+                    "date_string": self.chat_renderer.date,
+                },
                 on_play=lambda play: bar.update(),
             )
 

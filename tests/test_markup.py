@@ -9,6 +9,7 @@ from transformers import AddedToken
 from taspo_trl.markup import block_markup, harmless, markup_of, tags_as_text
 from taspo_trl.tokens import action_masks, action_token_mask, decode_reply, find_action, token_spans
 from tests import tokenizers
+from tests.growth import growth
 from tests.tokenizers import END, PAD, START
 
 
@@ -114,6 +115,10 @@ class TestOutsideTexts:
         tokenizer = tokenizers.byte_bpe(tokenizers.CHATML.replace(START, "<turn>"))
         tokenizer.add_tokens([AddedToken("<turn>", special=False)])
         assert harmless(tokenizer, "<turn>system") == "< turn>system"
+
+    @pytest.mark.parametrize("piece", [START, "<|im_", f"{START}{END}", "<", "x "])
+    def test_time_is_linear_in_hostile_texts(self, piece):
+        assert growth(lambda text: harmless(BPE, text), piece) < 60
 
     def test_declared_tags_stay_tags(self):
         tokenizer = with_tokens("<action>", "</action>")

@@ -88,12 +88,13 @@ class ChatRenderer:
         names = [str(tool.get("function", tool).get("name")) for tool in tools]
         question, call, result = ({"role": role, "content": MARK} for role in ("user", "assistant", "tool"))
         try:
-            text = made.text([question, call, {**result, "name": names[0]}])
+            # Two rounds: a template may count roles, and refuse a reply behind a tool's result.
+            text = made.text([question, *[call, {**result, "name": names[0]}] * 2])
         except ConfigurationError as error:
             reason = f" ({error.__cause__})"
         else:
             reason = ""
-        if reason or text.count(MARK) != 3 or not all(name in text for name in names):
+        if reason or text.count(MARK) != 5 or not all(name in text for name in names):
             raise ConfigurationError(
                 f"The environment has the tools {', '.join(names)}, but {self._template} does not show "
                 f"tools and their results{reason}. Use a model trained to call tools (Qwen2.5, Qwen3, ...)."

@@ -35,6 +35,20 @@ FORMS = {
         "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
         "{% else %}{{ ' ' + m['content'] + '</s>' }}{% endif %}{% endfor %}"
     ),
+    "mistral_v3": (  # counts replies, and wants nine characters that name the call
+        "{{ bos_token }}{% set ns = namespace(k=0) %}{% for m in messages %}"
+        "{% if m['role'] in ['user', 'assistant'] and not m['tool_calls'] %}"
+        "{% if (m['role'] == 'user') != (ns.k % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set ns.k = ns.k + 1 %}{% endif %}"
+        "{% if m['role'] == 'user' %}"
+        "{% if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}"
+        "{{ '[INST]' + m['content'] + '[/INST]' }}"
+        "{% elif m['role'] == 'tool' %}{% if (m['tool_call_id'] or '') | length != 9 %}"
+        "{{ raise_exception('tool call ids have nine characters') }}{% endif %}"
+        "{{ '[TOOL_RESULTS]' + m['content'] + '[/TOOL_RESULTS]' }}"
+        "{% elif m['tool_calls'] %}{{ '[TOOL_CALLS] ' + (m['tool_calls'] | tojson) + '</s>' }}"
+        "{% else %}{{ ' ' + m['content'] + '</s>' }}{% endif %}{% endfor %}"
+    ),
     "mistral_v7": (
         "{{ bos_token }}{% if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}"
         "{% for m in messages %}"

@@ -1,10 +1,13 @@
 """Every chat template that TRL ships, and further families: what it can hold, and what is refused by name."""
 
+import copy
 import warnings
 from dataclasses import replace
 
 import pytest
+from trl.chat_template_utils import add_response_schema, parse_response
 
+from taspo_trl.environments.tool_calls import parse_tool_calls, typed_arguments
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.markup import markup_of
@@ -215,3 +218,35 @@ def test_unreadable_calls_are_refused_by_name():
     tokenizer.name_or_path = "some/model"
     with pytest.raises(ConfigurationError, match=r"template of 'some/model' writes a call as .*<<call>>.*notations"):
         ChatRenderer(tokenizer).for_environment(TOOLS)
+
+
+FUNCTION_TAGS = (
+    "<tool_call>\n<function=add>\n<parameter=amount>\n7\n</parameter>\n"
+    "<parameter=text>\ntwo words\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+def test_calls_are_read_as_trl_reads_them():
+    """Where TRL has a parser for a template, it finds the same call behind the same thinking."""
+    compared = []
+    for name in WITH_TOOLS:
+        tokenizer = copy.deepcopy(templates.tokenizer(name))
+        try:
+            add_response_schema(tokenizer)
+        except ValueError:
+            continue  # TRL has none for it
+        renderer = ChatRenderer(tokenizer).for_environment(TOOLS)
+        prompt = renderer.encode(renderer.text([{"role": "user", "content": "Add."}]))
+        call = FUNCTION_TAGS if "<function=" in templates.source(name) else WRITTEN[renderer.notation.name]
+        end = tokenizer.convert_ids_to_tokens(renderer.end_tokens()[0][0])
+        thought = "so</think>\n\n" if renderer.opens_thinking else ""
+        ids = renderer.encode(thought + call + end)
+        theirs = parse_response(tokenizer, ids, prefix=prompt, tools=list(TOOLS.tools)).get("tool_calls")
+        reader = ReplyReader(tokenizer, TOOLS.action_tags, True, renderer.notation, renderer.opens_thinking)
+        ours = [call for block in reader.blocks(reader.text(ids)) for call in parse_tool_calls(block)]
+        schema = TOOLS.tools[0]
+        assert [one["function"] for one in theirs] == [
+            {"name": call.name, "arguments": typed_arguments(call, schema)} for call in ours
+        ], name
+        compared.append(name)
+    assert len(compared) > 10
