@@ -61,7 +61,7 @@ def markup_of(tokenizer: Any, kept: tuple[str, ...] = ()) -> Markup:
         kept (`tuple[str, ...]`, *optional*):
             Texts of tokens that are never markup, whatever their case: an environment's tags, the marks of tool calls.
     """
-    key = (kept, len(tokenizer), str(tokenizer.chat_template))
+    key = (kept, len(tokenizer), str(getattr(tokenizer, "chat_template", None)))
     known = _made.setdefault(tokenizer, {})
     if key not in known:
         known[key] = _markup(tokenizer, {text.lower() for text in kept})

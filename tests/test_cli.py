@@ -93,6 +93,7 @@ def test_eval_plays_each_task_once_and_says_what_it_was(run, tmp_path, capsys):
     assert len(result.plays) == len({play.task_id for play in result.plays}) == 6
     assert result.settings["environment"] == "household" and result.settings["split"] == "valid_seen"
     assert {"taspo_trl", "torch", "transformers"} <= set(result.settings["versions"])
+    assert result.settings["date_string"] is None  # its template prints none
     assert len(result.settings["tasks_digest"]) == 16 and result.settings["seed"] == 0
     for text in ("micro mean", "macro mean", "Wilson", "turns", "ends:"):
         assert text in printed
