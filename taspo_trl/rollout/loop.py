@@ -23,7 +23,7 @@ from ..generation import Engine, Generation, GenerationRequest
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
 from .episode import Episode, RolloutSettings
-from .replies import ReplyReader, unknown_id
+from .replies import ReplyReader, first_unknown
 from .tasks import EpisodeSpec
 
 
@@ -207,8 +207,9 @@ class _Loop:
         if not isinstance(generation, Generation):
             return _End(StopReason.GENERATION_ERROR, f"the engine answered with {shown(generation)}, not a Generation")
         vocab_size = self.settings.vocab_size or len(self.tokenizer)
-        if (unknown := unknown_id(generation.reply_ids, vocab_size)) is not None:
-            error = f"the engine answered with the token id {shown(unknown)}; the vocabulary has {vocab_size} tokens"
+        if (at := first_unknown(generation.reply_ids, vocab_size)) is not None:
+            unknown = shown(generation.reply_ids[at])
+            error = f"the engine answered with the token id {unknown}; the vocabulary has {vocab_size} tokens"
             return _End(StopReason.GENERATION_ERROR, error)
         text = episode.reader.text(generation.reply_ids)
         blocks = episode.reader.blocks(text)

@@ -59,13 +59,13 @@ class ReplyReader:
         return () if self.notation is None else self.notation.texts
 
 
-def unknown_id(reply_ids: Sequence[Any], vocab_size: int) -> Any:
-    """The first of an engine's ids that stands for no token of the vocabulary; None when all do."""
-    for i in reply_ids:
+def first_unknown(reply_ids: Sequence[Any], vocab_size: int) -> int | None:
+    """Where the first of an engine's ids stands that is none of the vocabulary's; None when all are."""
+    for k, i in enumerate(reply_ids):
         try:
             is_known = 0 <= operator.index(i) < vocab_size
         except TypeError:
             is_known = False
         if not is_known:
-            return i
+            return k
     return None
