@@ -345,6 +345,7 @@ def test_content_lies_inside_the_action_when_all_blocks_are_executed(name, data)
     [
         (BPE, ["Ã"]),  # bytes that never become a character
         (BPE, ["ð", "Ł"]),
+        (BPE, [*["Ã"] * 15, "ð", "Ł", "ĺ", "Ģ"]),  # a character that begins where waiting for one ends
         (PIECES, ["<0xC3>"]),  # sentencepiece judges a whole run of bytes
         (PIECES, ["<0xC3>", "<0xA9>"]),
         (PIECES, ["<0xC3>", "<0x41>"]),
