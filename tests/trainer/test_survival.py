@@ -278,7 +278,7 @@ def test_full_disk_keeps_the_error_that_came_first_on_top(tmp_path, full, monkey
     """F10: the records are written while another error is on its way."""
     made, _ = scripted(tmp_path, max_steps=1)
     full.append("rollout_")
-    monkeypatch.setattr(type(made.experience_maker), "_credit", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(type(made.experience_maker), "_plan", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         made.train()
 
