@@ -65,8 +65,8 @@ def train(folder: Path, steps: int, processes: int, layout: dict[str, Any]) -> N
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
+            hidden_size=192,  # so that a save takes long enough to be hit
+            intermediate_size=768,
             num_hidden_layers=2,
             num_attention_heads=2,
             max_position_embeddings=1024,
@@ -239,8 +239,8 @@ def broken_run(folder: Path, most: int, steps: int, processes: int, layout: dict
     while True:
         (folder / "began").unlink(missing_ok=True)
         count = sum(kills.values())
-        in_save = count % 2 == 1
-        moment = float("inf") if count >= most else random.uniform(0, 0.03 if in_save else 2.5)
+        in_save = count % 3 > 0
+        moment = float("inf") if count >= most else random.uniform(0, 0.05 if in_save else 2.5)
         end = wait_or_kill(folder, start(folder, steps, processes, layout), moment, in_save)
         if end == "ended":
             return kills

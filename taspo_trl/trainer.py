@@ -47,6 +47,7 @@ from .rollout.contexts import ChatRenderer
 from .rollout.groups import Collector
 from .rollout.rewards import RewardFunction
 from .scoring.projection import add_selected_projection, selected_forward
+from .training.adapters import add_reference_adapter
 from .training.assembly import (
     configured_analyzer,
     experience_settings,
@@ -56,7 +57,7 @@ from .training.assembly import (
     rollout_settings,
 )
 from .training.checkpoint import Buffer, TrainingState, load_state, resumed_position, save_state
-from .training.checks import check_arguments, check_environments, check_model, check_parallelism
+from .training.checks import check_arguments, check_environments, check_model, check_parallelism, check_trainable
 from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
 from .training.nonfinite import FiniteSteps, finite_or_nan
@@ -193,8 +194,13 @@ class TASPOTrainer(GRPOTrainer):
         has_adapter = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
         reference_is_ours = args.beta != 0.0 and not isinstance(model, str) and not has_adapter
         frozen_copy: Any = copy.deepcopy(model) if reference_is_ours else None
+        is_loaded_adapter = has_adapter and peft_config is None
+        check_trainable(args, model, peft_config)
+        self._ref_adapter = add_reference_adapter(model) if is_loaded_adapter and args.beta != 0.0 else None
         # TRL would start vLLM, which demands CUDA and generates in step; engine and weights have a seam of their own.
+        # It would copy an adapter by its name for the reference.
         overridden = {"use_vllm": False} | ({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})
+        overridden |= {"beta": 0.0} if self._ref_adapter is not None else {}
         with _overridden(args, **overridden):
             super().__init__(
                 model=model,
@@ -208,6 +214,7 @@ class TASPOTrainer(GRPOTrainer):
                 quantization_config=quantization_config,
                 peft_config=peft_config,
             )
+        self.beta = args.beta
         check_parallelism(self.accelerator.parallelism_config)
         if args.fp16 and has_adapter:
             keep_trained_weights_in_float32(self.model)
@@ -254,7 +261,6 @@ class TASPOTrainer(GRPOTrainer):
 
     def _adopt_reference(self, model: PreTrainedModel) -> None:
         """Use `model` as the frozen reference pi_ref."""
-        self.beta = self.args.beta
         model.requires_grad_(False)
         self.ref_model = self.accelerator.prepare_model(model.eval(), evaluation_mode=True)
         if self.args.sync_ref_model:
@@ -295,6 +301,7 @@ class TASPOTrainer(GRPOTrainer):
             max_tokens=args.micro_batch_tokens,
             pad_token_id=self._tokenizer.pad_token_id,
             pad_to_multiple_of=self.pad_to_multiple_of if isinstance(self.pad_to_multiple_of, int) else None,
+            ref_adapter=self._ref_adapter,
         )
         settings = experience_settings(
             args, window, has_reference=self.beta != 0.0, has_entropy_bonus=self.entropy_coef != 0.0

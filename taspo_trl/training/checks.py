@@ -203,6 +203,31 @@ def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> Non
         )
 
 
+def check_trainable(args: TASPOConfig, model: Any, peft_config: Any) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for a model of which no parameter would move.
+
+    Args:
+        args ([`TASPOConfig`]), model (`torch.nn.Module` or `str`), peft_config ([`~peft.PeftConfig`], *optional*):
+            What the trainer was given. A name is loaded later, all of it trainable; a new adapter is.
+    """
+    adapters = getattr(model, "peft_config", None)
+    if args.sync_ref_model and (adapters or peft_config is not None):
+        raise ConfigurationError(
+            "`sync_ref_model` moves a reference model towards the policy, but with an adapter there is none: the "
+            "reference is the adapter as it began, or the base. Set `sync_ref_model=False`, or train without adapter."
+        )
+    if peft_config is not None or isinstance(model, str):
+        return
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    remedy = (
+        "Load the adapter with `is_trainable=True`."
+        if adapters
+        else "Call `model.requires_grad_(True)`, or pass a `peft_config`."
+    )
+    raise ConfigurationError(f"There is nothing to train: no parameter of the model requires a gradient. {remedy}")
+
+
 def check_parallelism(config: Any) -> None:
     """Raise [`~taspo_trl.errors.ConfigurationError`] for processes that would have to share a row.
 

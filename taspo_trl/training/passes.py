@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from trl.trainer.utils import use_adapter
 
 from ..generation.frozen import frozen_mode
 from ..loss.batches import LossRow, collate, logps_of, with_logps
 from ..loss.plan import UpdatePlan
 from ..scoring.paired import PairedLogps, PairedRow, num_score_batches, score_pairs
 from ..scoring.projection import selected_forward
+from .adapters import reference_adapter
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PolicyPasses:
             Gives the policy as the trainer calls it now (training may wrap it), with
             [`~taspo_trl.scoring.projection.add_selected_projection`].
         ref_model (*optional*):
-            The frozen reference; None means the policy with its adapter off (or its frozen copy).
+            The frozen reference; None means the policy with `ref_adapter`.
         accelerator (`Accelerator`):
             Device, precision, processes.
         gather (`Callable`):
@@ -48,6 +48,8 @@ class PolicyPasses:
     max_tokens: int
     pad_token_id: int
     pad_to_multiple_of: int | None = None
+    ref_adapter: str | None = None
+    """The adapter that is the reference; None = the policy's adapters off."""
 
     @property
     def model(self) -> Any:
@@ -121,8 +123,7 @@ class PolicyPasses:
         if self.ref_model is not None:
             return self._logps(self.ref_model, tensors)
         adapters = self.accelerator.unwrap_model(self.model)
-        name = "ref" if "ref" in adapters.peft_config else None
-        with frozen_mode(self.model), use_adapter(adapters, adapter_name=name):
+        with frozen_mode(self.model), reference_adapter(adapters, self.ref_adapter):
             return self._logps(self.model, tensors)
 
     def _logps(self, model: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -47,6 +47,71 @@ def test_reference_is_the_adapter_off_or_its_frozen_copy(tmp_path):
     assert frozen and all(torch.equal(p, loaded.model.get_parameter(n)) for n, p in frozen.items())
 
 
+def two_adapters(active):
+    """Two adapters of different values, of which `active` is the policy."""
+    model = get_peft_model(tiny.model(), LoraConfig(**LORA), adapter_name="default")
+    model.add_adapter("second", LoraConfig(**{**LORA, "r": 8}))
+    model.set_adapter(active)
+    return model
+
+
+@pytest.mark.parametrize("active", ["default", "second"])
+def test_reference_is_the_adapter_that_is_active_at_the_start(tmp_path, active):
+    """F34: by any name; the first KL is 0 and the other adapter is no part of it."""
+    model = two_adapters(active)
+    made, _ = scripted(tmp_path, model=model, beta=0.1, max_steps=2)
+    before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
+    made.train()
+    assert history(made, "kl")[0] == pytest.approx(0, abs=1e-7) and history(made, "kl")[1] > 1e-7
+    moved = {n for n, p in made.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved and all(f".{active}." in name for name in moved), "neither the reference nor the other adapter"
+
+
+def test_adapter_under_another_name_has_a_reference(tmp_path):
+    model = get_peft_model(tiny.model(), LoraConfig(**LORA), adapter_name="ref")
+    made, _ = scripted(tmp_path, model=model, beta=0.1, max_steps=1)
+    made.train()
+    assert history(made, "kl") == [pytest.approx(0, abs=1e-7)]
+    assert set(made.model.peft_config) == {"ref", "ref_2"} and made.model.active_adapter == "ref"
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_reference_passes_leave_every_flag_as_they_found_it(tmp_path, loaded):
+    adapter = (
+        {"model": get_peft_model(tiny.model(), LoraConfig(**LORA))} if loaded else {"peft_config": LoraConfig(**LORA)}
+    )
+    made, _ = scripted(tmp_path, beta=0.1, max_steps=1, **adapter)
+    frozen = next(n for n, p in made.model.named_parameters() if p.requires_grad)
+    made.model.get_parameter(frozen).requires_grad_(False)  # a user's choice, which PEFT would undo
+    flags = {n: p.requires_grad for n, p in made.model.named_parameters()}
+    made.train()
+    assert {n: p.requires_grad for n, p in made.model.named_parameters()} == flags
+    assert not any(flag for name, flag in flags.items() if ".ref." in name)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_nothing_to_train_is_refused_when_the_trainer_is_made(tmp_path, beta):
+    from peft import PeftModel
+
+    get_peft_model(tiny.model(), LoraConfig(**LORA)).save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(tiny.model(), tmp_path / "adapter")
+    with pytest.raises(ConfigurationError, match=r"nothing to train.*`is_trainable=True`"):
+        scripted(tmp_path / "run", model=loaded, beta=beta)
+    with pytest.raises(ConfigurationError, match=r"nothing to train.*requires_grad_\(True\)"):
+        scripted(tmp_path / "run", model=tiny.model().requires_grad_(False), beta=beta)
+    frozen_base = tiny.model().requires_grad_(False)
+    scripted(tmp_path / "run", model=frozen_base, peft_config=LoraConfig(**LORA), beta=beta)
+
+
+def test_reference_of_several_active_adapters_and_a_synced_one_are_refused(tmp_path):
+    model = two_adapters("default")
+    model.base_model.set_adapter(["default", "second"])
+    with pytest.raises(ConfigurationError, match="active together"):
+        scripted(tmp_path, model=model, beta=0.1)
+    with pytest.raises(ConfigurationError, match="`sync_ref_model`"):
+        scripted(tmp_path, peft_config=LoraConfig(**LORA), beta=0.1, sync_ref_model=True)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_lora_trains_with_dropout_checkpointing_and_bf16(tmp_path, checkpointing, bf16):
