@@ -48,6 +48,26 @@ def token_sums(terms: LossTerms, entropies: torch.Tensor, coefficients: torch.Te
     return sums
 
 
+def clip_shares(terms: LossTerms, coefficients: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The shares of each row's tokens that are clipped below and above: what TRL takes the extremes of.
+
+    Args:
+        terms (`LossTerms`), coefficients (`torch.Tensor` of shape `(N,)`):
+            As in [`token_sums`]; tokens with coefficient 0 do not count.
+        rows (`torch.Tensor` of shape `(N,)`):
+            Index of each token's row in its micro-batch.
+
+    Returns:
+        `torch.Tensor` of shape `(R, 2)`: low and high, for the rows that have a token that counts.
+    """
+    real = (coefficients != 0).to(terms.loss.dtype)
+    columns = torch.stack([real, terms.is_low_clipped * real, terms.is_high_clipped * real], dim=1)
+    num_rows = int(rows.max()) + 1 if rows.numel() else 0
+    sums = columns.new_zeros(num_rows, 3).index_add_(0, rows, columns)
+    sums = sums[sums[:, 0] > 0]
+    return sums[:, 1:] / sums[:, :1]
+
+
 def taspo_loss(
     logps: torch.Tensor,
     old_logps: torch.Tensor,

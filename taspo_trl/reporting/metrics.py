@@ -19,6 +19,10 @@ COUNTS = ("evidence/rejected/", "guidance/none/", "credit/fallback/", "credit/un
 """Beginnings of names that a batch has only where there is something to count."""
 
 
+MOVING = "moving/"
+"""Beginning of the names of TRL's metrics where they cover only the trajectories that move the policy."""
+
+
 def rollout_report(
     collected: Sequence[CollectedGroup],
     advantages: Sequence[float],
@@ -45,17 +49,33 @@ def rollout_report(
     return values | {name: _mean(numbers) for name, numbers in logged.items()}
 
 
-def update_metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """TRL's loss metrics from sums over the loss tokens of one micro-step."""
+def update_metrics(
+    totals: Mapping[str, float], clip_shares: Sequence[Sequence[float]] = (), is_whole: bool = True
+) -> dict[str, float]:
+    """TRL's loss metrics of one micro-step.
+
+    Args:
+        totals (`Mapping[str, float]`):
+            Sums over its loss tokens, see [`~taspo_trl.loss.objective.token_sums`].
+        clip_shares (`Sequence[Sequence[float]]`, *optional*):
+            (low, high) for each of its rows, see [`~taspo_trl.loss.objective.clip_shares`].
+        is_whole (`bool`, *optional*, defaults to `True`):
+            Whether every usable trajectory is among the rows, as with TRL. Else only those that move the policy are
+            computed, and the names say so: `moving/entropy`, `moving/clip_ratio/...`.
+    """
     values = {"policy_loss": totals["policy_loss"]}
     if totals["tokens"] > 0:
+        prefix = "" if is_whole else MOVING
         means = {name: totals[name] / totals["tokens"] for name in totals}
         values |= {
-            "entropy": means["entropy"],
-            "clip_ratio/low_mean": means["clip_low"],
-            "clip_ratio/high_mean": means["clip_high"],
-            "clip_ratio/region_mean": means["clip_low"] + means["clip_high"],
+            f"{prefix}entropy": means["entropy"],
+            f"{prefix}clip_ratio/low_mean": means["clip_low"],
+            f"{prefix}clip_ratio/high_mean": means["clip_high"],
+            f"{prefix}clip_ratio/region_mean": means["clip_low"] + means["clip_high"],
         }
+        if clip_shares:
+            values[f"{prefix}clip_ratio/low_min"] = min(low for low, _ in clip_shares)
+            values[f"{prefix}clip_ratio/high_max"] = max(high for _, high in clip_shares)
         if "kl" in means:
             values["kl"] = means["kl"]
     return values
@@ -119,7 +139,12 @@ def guidance_metrics(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[float],
 ) -> dict[str, float]:
-    """Coverage, evidence kept and rejected by reason, and why trajectories have no guidance."""
+    """Coverage, evidence kept and rejected by reason, and why trajectories have no guidance.
+
+    Coverage is trajectories with guidance / trajectories with A_i != 0 (method.md, section 4). The latter include ones
+    that no analyzer is asked about, for want of another success or of a second turn to compare with:
+    `guidance/none/<reason>` says how many these are.
+    """
     wanted = [t.uid for t, advantage in zip(trajectories, advantages, strict=True) if advantage != 0]
     given = [one for one in guidance.values() if one]
     rejections = [r for one in guidance.values() for r in one.rejections]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taspo_trl.loss.objective import LossTerms, taspo_loss, token_sums
+from taspo_trl.loss.objective import LossTerms, clip_shares, taspo_loss, token_sums
 from tests import reference
 
 
@@ -215,6 +215,23 @@ def test_loss_is_the_sum_over_any_partition_and_order(seed, cut):
     assert parts.item() == pytest.approx(whole, abs=1e-12)
     order = torch.from_numpy(rng.permutation(12))
     assert taspo_loss(*(c[order] for c in columns)).loss.item() == pytest.approx(whole, abs=1e-12)
+
+
+def test_clip_shares_are_those_of_each_row_s_own_tokens():
+    terms = LossTerms(
+        loss=tensor(0.0)[0],
+        policy_loss=tensor(0.0)[0],
+        kl=None,
+        is_low_clipped=torch.tensor([True, False, False, True, True, True]),
+        is_high_clipped=torch.tensor([False, False, True, False, False, False]),
+    )
+    rows = torch.tensor([0, 0, 0, 0, 2, 3])
+    shares = clip_shares(terms, tensor(1.0, 1.0, 1.0, 0.0, 0.5, 0.0), rows)
+    # Row 0 has three tokens that count, row 1 none at all, row 2 one, row 3 only one that does not count.
+    assert shares.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, 1.0, 0.0])
+    nothing = torch.zeros(0)
+    none = LossTerms(nothing.sum(), nothing.sum(), None, nothing.bool(), nothing.bool())
+    assert clip_shares(none, nothing, torch.zeros(0, dtype=torch.long)).shape == (0, 2)
 
 
 def test_token_sums_leave_out_tokens_without_coefficient():

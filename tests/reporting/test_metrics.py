@@ -252,6 +252,20 @@ def test_update_metrics_are_means_over_tokens():
     assert "kl" not in update_metrics(totals)
 
 
+def test_update_metrics_take_the_extremes_over_rows_as_trl_does():
+    totals = {"tokens": 8.0, "policy_loss": -0.3, "entropy": 4.0, "clip_low": 2.0, "clip_high": 1.0}
+    values = update_metrics(totals, [(0.5, 0.0), (0.25, 0.125), (1.0, 0.0)])
+    assert (values["clip_ratio/low_min"], values["clip_ratio/high_max"]) == (0.25, 0.125)
+    assert not {name for name in update_metrics(totals) if name.endswith(("_min", "_max"))}
+
+
+def test_metrics_over_a_part_of_trl_s_set_have_other_names():
+    totals = {"tokens": 8.0, "policy_loss": -0.3, "entropy": 4.0, "clip_low": 2.0, "clip_high": 1.0}
+    whole = update_metrics(totals, [(0.5, 0.0)])
+    part = update_metrics(totals, [(0.5, 0.0)], is_whole=False)
+    assert part == {name if name == "policy_loss" else f"moving/{name}": value for name, value in whole.items()}
+
+
 def test_update_without_tokens_has_a_loss_and_no_means():
     totals = {"tokens": 0.0, "policy_loss": 0.0, "entropy": 0.0, "clip_low": 0.0, "clip_high": 0.0}
     assert update_metrics(totals) == {"policy_loss": 0.0}
