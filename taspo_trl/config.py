@@ -54,10 +54,10 @@ class TASPOConfig(GRPOConfig):
             The environment's share of the reward: `"success"` is 1 for a verified success and 0 otherwise,
             `"environment"` the sum of the environment's own rewards; `"none"` leaves the reward to `reward_funcs`. If
             `None`, what the environment asks for: `"success"`; of TRL's classes `"environment"` with `get_reward`,
-            `"none"` with neither `get_reward` nor `get_success`.
+            `"none"` with neither `get_reward` nor `_get_success`.
         success_threshold (`float`, *optional*):
             Classes written for TRL's `environment_factory`: the value of `get_reward` from which an episode counts as
-            a verified success. Without effect on a class with `get_success`, and on other environments.
+            a verified success. Without effect on a class with `_get_success`, and on other environments.
         invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
             Subtracted from a trajectory's reward times its share of invalid turns.
         generation_tokens (`int`, *optional*, defaults to `262144`):
@@ -241,7 +241,7 @@ class TASPOConfig(GRPOConfig):
             "help": "The environment's share of the reward: `success` is 1 for a verified success, else 0 (paper); "
             "`environment` is the sum of the environment's own rewards; `none` leaves the reward to `reward_funcs`. "
             "If `None`, what the environment asks for: `success`; of TRL's classes `environment` with `get_reward`, "
-            "`none` with neither `get_reward` nor `get_success`.",
+            "`none` with neither `get_reward` nor `_get_success`.",
             "choices": ["success", "environment", "none"],
         },
     )
@@ -249,7 +249,7 @@ class TASPOConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "Classes written for TRL's `environment_factory`: the value of `get_reward` from which an episode "
-            "counts as a verified success. Without effect on a class with `get_success`."
+            "counts as a verified success. Without effect on a class with `_get_success`."
         },
     )
     invalid_action_penalty: float = field(

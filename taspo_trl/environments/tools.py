@@ -1,7 +1,8 @@
 """Classes written for TRL's `environment_factory` as environments: tool calls are actions, tool results observations.
 
 Such a class has `reset(**row)`, public methods that are tools, and perhaps `get_reward()`. It is used unchanged; what
-TASPO needs beyond TRL is a verdict, which comes from an optional `get_success()` or from a threshold on the reward.
+TASPO needs beyond TRL is a verdict, which comes from a threshold on the reward or from an optional `_get_success()`; a
+method without the underscore would be a tool to TRL.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +20,9 @@ from .base import ResetResult, StepResult, TextEnvironment
 from .tool_calls import JSON_BLOCKS, ToolCall, find_calls, parse_tool_call, parse_tool_calls, typed_arguments
 
 
-_NOT_TOOLS = frozenset({"reset", "get_reward", "get_success", "generic_skill", "close"})
+_OLD_HOOKS = {"get_success": "_get_success", "generic_skill": "_generic_skill"}
+"""Names that a class for TRL may not use, since TRL takes them for tools -> the ones that it may."""
+_NOT_TOOLS = frozenset({"reset", "get_reward", "close", *_OLD_HOOKS})
 
 
 def is_tool_environment(environment: Any) -> bool:
@@ -32,6 +36,14 @@ def adapted(factory: Callable[[], Any], success_threshold: float | None = None) 
     made = factory()
     if not is_tool_environment(made):
         return factory, made
+    for old, new in _OLD_HOOKS.items():
+        if callable(getattr(made, old, None)):
+            warnings.warn(
+                f"`{type(made).__name__}.{old}` is a tool to TRL, which then demands a docstring for it, so the class "
+                f"does not run there as it is meant. Call it `{new}`; the old name works for now.",
+                FutureWarning,
+                stacklevel=2,
+            )
     return functools.partial(_make, factory, success_threshold), ToolEnvironment(made, success_threshold)
 
 
@@ -59,7 +71,7 @@ class ToolEnvironment(TextEnvironment):
         environment (`Any`):
             The instance.
         success_threshold (`float`, *optional*):
-            Reward from which an episode counts as a verified success, for classes without `get_success`. If `None`,
+            Reward from which an episode counts as a verified success, for classes without `_get_success`. If `None`,
             the class attribute `success_threshold`, if there is one.
 
     Raises:
@@ -89,7 +101,7 @@ class ToolEnvironment(TextEnvironment):
     def has_verdict(self) -> bool:
         """Whether success can be told at all; without it no trajectory is evidence and training is plain GRPO."""
         has_threshold = self.success_threshold is not None and self.has_reward
-        return callable(getattr(self.environment, "get_success", None)) or has_threshold
+        return self._hook("_get_success") is not None or has_threshold
 
     @functools.cached_property
     def tools(self) -> tuple[Mapping[str, Any], ...]:  # type: ignore[override]
@@ -108,8 +120,8 @@ class ToolEnvironment(TextEnvironment):
         return tuple(schemas)
 
     def generic_skill(self, family: str) -> str:
-        own = getattr(self.environment, "generic_skill", None)
-        return own(family) if callable(own) else ""
+        own = self._hook("_generic_skill")
+        return own(family) if own is not None else ""
 
     # ---- replies ---------------------------------------------------------------------------------------------------
 
@@ -158,12 +170,20 @@ class ToolEnvironment(TextEnvironment):
             self._loop.close()
             self._loop = None
 
+    def _hook(self, name: str) -> Callable[..., Any] | None:
+        """A method that TASPO asks for beyond TRL's, under its name or the old one; None where there is none."""
+        for known in (name, name.removeprefix("_")):
+            if callable(getattr(self.environment, known, None)):
+                return getattr(self.environment, known)
+        return None
+
     def _outcome(self, observation: str) -> StepResult:
         """The end of the episode: the reward and the verdict, each asked for once."""
         reward = self._run(self.environment.get_reward, {}) if self.has_reward else 0.0
         success = None
-        if callable(getattr(self.environment, "get_success", None)):
-            success = self._run(self.environment.get_success, {})
+        get_success = self._hook("_get_success")
+        if get_success is not None:
+            success = self._run(get_success, {})
         elif self.success_threshold is not None and self.has_reward and reward is not None:
             success = bool(reward >= self.success_threshold)
         return StepResult(observation, reward, True, False, {"success": success})

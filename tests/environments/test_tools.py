@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from importlib import resources
 
 import pytest
 
 from taspo_trl.environments.tool_calls import ToolCall, parse_tool_call, typed_arguments
-from taspo_trl.environments.tools import ToolEnvironment, is_tool_environment
+from taspo_trl.environments.tools import ToolEnvironment, adapted, is_tool_environment
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError, EnvironmentContractError, ServiceError
 from taspo_trl.rollout.contexts import ChatRenderer
@@ -144,6 +145,32 @@ def test_tools_are_what_trl_would_offer_without_our_hooks():
 def test_where_reward_and_verdict_come_from(environment, threshold, has_verdict, source):
     adapted = ToolEnvironment(environment, threshold)
     assert (adapted.has_verdict, adapted.training_reward) == (has_verdict, source)
+
+
+def test_hooks_that_trl_would_take_for_tools_work_under_their_old_names_with_a_warning():
+    class Old(Counter):
+        def get_success(self):
+            return self._value == self._target
+
+        def generic_skill(self, family):
+            return f"count, {family}"
+
+    class New(Counter):
+        def _get_success(self):
+            return True
+
+        def _generic_skill(self, family):
+            return "new"
+
+    with pytest.warns(FutureWarning, match=r"`Old.get_success` is a tool to TRL.*`_get_success`") as caught:
+        _, adapted_old = adapted(Old)
+    assert len(caught) == 2
+    assert adapted_old.has_verdict and adapted_old.generic_skill("x") == "count, x"
+    assert [tool["function"]["name"] for tool in adapted_old.tools] == ["add", "say"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, adapted_new = adapted(New)
+    assert adapted_new.has_verdict and adapted_new.generic_skill("x") == "new"
 
 
 def test_threshold_may_be_an_attribute_of_the_class():

@@ -58,7 +58,7 @@ class VerifiedCounter(Counter):
     def get_reward(self) -> float:
         return 1.0 / (1 + abs(self._value - self._target))
 
-    def get_success(self) -> bool:
+    def _get_success(self) -> bool:
         return self._value == self._target
 
 
