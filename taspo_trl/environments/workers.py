@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import ConfigurationError, EnvironmentContractError
 from .base import ResetResult, StepResult, Traits, attribute, call, check_environment, reset_needs, traits_of
 from .remote import Factory, RemoteEnvironment, check_importable
-from .tools import ToolEnvironment, adapted
+from .tools import ToolEnvironment, adapted, adapted_object
 
 
 _CLOSE_SECONDS = 10.0
@@ -86,6 +86,10 @@ class EnvironmentPool:
     def is_routed(self) -> bool:
         """Whether a row's `environment` column says which environment plays it."""
         return None not in self._factories
+
+    def runs_in_processes(self, name: str | None) -> bool:
+        """Whether instances of an environment live in processes of their own."""
+        return self._backends[name] == "process"
 
     def acquire(self, name: str | None) -> Worker:
         """A worker with an instance of environment `name`, for one episode."""
@@ -165,6 +169,11 @@ class Worker:
 
     def conclude(self) -> Future[StepResult]:
         return self._submit("conclude", {})
+
+    @property
+    def instance(self) -> Any:
+        """The user's own object that this worker plays with; None while it has none."""
+        return adapted_object(self._environment)
 
     @property
     def is_alive(self) -> bool:

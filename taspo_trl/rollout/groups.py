@@ -113,9 +113,11 @@ class Collector:
         finished: list[CollectedGroup] = []
         partial: list[TrajectoryGroup] = []
 
+        instances: dict[str, Any] | None = {} if self.rewards.want_environments else None
+
         def on_group_end(group: TrajectoryGroup) -> None:
             if len(group.trajectories) == self.num_generations:
-                finished.append(self._finish(group, reward_keywords))
+                finished.append(self._finish(group, reward_keywords, instances))
             else:
                 partial.append(group)
 
@@ -130,6 +132,7 @@ class Collector:
                     settings=self.rollout,
                     on_group_end=on_group_end,
                     on_episode_end=on_episode_end,
+                    instances=instances,
                 )
             if self.num_processes > 1:
                 finished.extend(
@@ -143,7 +146,12 @@ class Collector:
             raise
         return collected
 
-    def _finish(self, group: TrajectoryGroup, keywords: Mapping[str, Any] | None) -> CollectedGroup:
+    def _finish(
+        self,
+        group: TrajectoryGroup,
+        keywords: Mapping[str, Any] | None,
+        instances: Mapping[str, Any] | None = None,
+    ) -> CollectedGroup:
         logs: dict[str, list[Any]] = {}
         metrics: dict[str, list[float]] = defaultdict(list)
         extra = {
@@ -152,7 +160,7 @@ class Collector:
             "log_extra": lambda column, values: logs.setdefault(column, []).extend(values),
             "log_metric": lambda name, value: metrics[name].append(value),
         }
-        scored = score_group(group, replace(self.rewards, extra=extra))
+        scored = score_group(group, replace(self.rewards, extra=extra), instances)
         self.guidance.submit(scored)
         return CollectedGroup(scored, logs, dict(metrics))
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..environments.answers import admissible_actions, finite_number, messages, shown, verdict, worded
 from ..environments.base import ResetResult, StepResult, Traits, attribute
 from ..environments.remote import EnvironmentDied
-from ..environments.workers import EnvironmentPool
+from ..environments.workers import EnvironmentPool, Worker
 from ..errors import InvariantError, ServiceError
 from ..generation import Engine, Generation, GenerationRequest
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
@@ -45,6 +45,7 @@ def play_episodes(
     max_in_flight: int | None = None,
     on_group_end: Callable[[TrajectoryGroup], None] | None = None,
     on_episode_end: Callable[[Trajectory], None] | None = None,
+    instances: dict[str, Any] | None = None,
 ) -> list[Trajectory]:
     """Play all episodes to their ends.
 
@@ -61,11 +62,14 @@ def play_episodes(
             Called in this thread with each group as soon as its last episode has ended.
         on_episode_end (`Callable`, *optional*):
             Called in this thread with each trajectory.
+        instances (`dict[str, Any]`, *optional*):
+            If given, the instance of a usable episode rests until its group has ended, and while `on_group_end` is
+            called this holds the group's: uid -> instance.
 
     Returns:
         `list[Trajectory]`: rewards are not yet filled in.
     """
-    loop = _Loop(specs, engine, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end)
+    loop = _Loop(specs, engine, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end, instances)
     return loop.run()
 
 
@@ -80,6 +84,7 @@ class _Loop:
         max_in_flight: int | None,
         on_group_end: Callable[[TrajectoryGroup], None] | None,
         on_episode_end: Callable[[Trajectory], None] | None,
+        instances: dict[str, Any] | None,
     ):
         self.specs = specs
         self.engine = engine
@@ -89,6 +94,9 @@ class _Loop:
         self.max_in_flight = max_in_flight or len(specs)
         self.on_group_end = on_group_end
         self.on_episode_end = on_episode_end
+        self.instances = instances
+        self.resting: dict[str, dict[str, Worker]] = {}
+        """Group -> uid -> the worker that waits for the group's end."""
         self.tokenizer = renderer.tokenizer
         self.answers: queue.SimpleQueue[tuple[Episode, Future]] = queue.SimpleQueue()
         self.waiting: dict[int, tuple[Episode, Future, float]] = {}
@@ -115,6 +123,9 @@ class _Loop:
         finally:
             for episode in self.unfinished.values():  # only after an exception, Ctrl-C included
                 self.pool.discard(episode.worker)
+            for workers in self.resting.values():
+                for worker in workers.values():
+                    self.pool.discard(worker)
         return [self.finished[spec.uid] for spec in self.specs]
 
     # ---- one episode -----------------------------------------------------------------------------------------------
@@ -195,6 +206,7 @@ class _Loop:
         episode.opening = episode.opening or episode.prompt.messages
         if settings.model_window is not None:
             max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
+        episode.max_new_tokens = max_new_tokens
         request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
         try:
             future = self.engine.submit(request)
@@ -210,6 +222,10 @@ class _Loop:
         if (at := first_unknown(generation.reply_ids, vocab_size)) is not None:
             unknown = shown(generation.reply_ids[at])
             error = f"the engine answered with the token id {unknown}; the vocabulary has {vocab_size} tokens"
+            return _End(StopReason.GENERATION_ERROR, error)
+        num_tokens, limit = len(generation.reply_ids), episode.max_new_tokens
+        if num_tokens > limit:
+            error = f"the engine answered with {num_tokens} tokens, {limit} were asked for"
             return _End(StopReason.GENERATION_ERROR, error)
         text = episode.reader.text(generation.reply_ids)
         blocks = episode.reader.blocks(text)
@@ -329,6 +345,8 @@ class _Loop:
         )
         if reason.is_infrastructure and reason is not StopReason.GENERATION_ERROR:
             self.pool.discard(episode.worker)  # its instance is in an unknown state
+        elif self.instances is not None and trajectory.is_usable:
+            self.resting.setdefault(spec.group_id, {})[spec.uid] = episode.worker
         else:
             self.pool.release(episode.worker)
         del self.unfinished[spec.uid]
@@ -337,9 +355,19 @@ class _Loop:
             self.on_episode_end(trajectory)
         group = self.groups.setdefault(spec.group_id, [])
         group.append(trajectory)
-        if len(group) == self.group_sizes[spec.group_id] and self.on_group_end is not None:
-            members = tuple(sorted(group, key=lambda member: member.generation_idx))
-            self.on_group_end(TrajectoryGroup(spec.group_id, members))
+        if len(group) == self.group_sizes[spec.group_id]:
+            self._end_group(spec.group_id)
+
+    def _end_group(self, group_id: str) -> None:
+        members = tuple(sorted(self.groups[group_id], key=lambda member: member.generation_idx))
+        if self.instances is not None:
+            self.instances.update((uid, worker.instance) for uid, worker in self.resting.get(group_id, {}).items())
+        if self.on_group_end is not None:
+            self.on_group_end(TrajectoryGroup(group_id, members))
+        if self.instances is not None:
+            self.instances.clear()
+        for worker in self.resting.pop(group_id, {}).values():
+            self.pool.release(worker)
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 

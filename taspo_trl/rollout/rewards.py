@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from numbers import Number
 from typing import Any
 
+from ..environments.answers import shown
 from ..types import StopReason, Trajectory, TrajectoryGroup
 
 
 RewardFunction = Callable[..., Any]
 """TRL's contract: keywords `prompts`, `completions`, `completion_ids`, the row's columns, and what [`RewardSettings`]
-adds; returns one number for each trajectory, None where it does not apply. May be `async`."""
+adds; returns one number for each trajectory, None where it does not apply. May be `async`. One that has a parameter
+`environments` gets the live instances, and only the trajectories that are usable."""
 
 REWARD_KEYWORDS = (
     "prompts",
@@ -67,19 +70,39 @@ class RewardSettings:
     extra: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[str] = ()
 
+    @property
+    def want_environments(self) -> bool:
+        """Whether a function asks for the live instances."""
+        return any(map(takes_environments, self.functions))
 
-def score_group(group: TrajectoryGroup, settings: RewardSettings) -> TrajectoryGroup:
+
+def takes_environments(function: RewardFunction) -> bool:
+    """Whether a reward function has a parameter `environments`."""
+    try:
+        return "environments" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C
+        return False
+
+
+def score_group(
+    group: TrajectoryGroup, settings: RewardSettings, environments: Mapping[str, Any] | None = None
+) -> TrajectoryGroup:
     """The group with `reward` and `rewards` filled in.
 
     A trajectory for which a function gives NaN or an infinite number becomes an infrastructure failure
     (`reward_error`), and so does one for which all functions give None while the environment has no share. The
     functions see trajectories that already are one, but their values are not used.
 
+    Args:
+        environments (`Mapping[str, Any]`, *optional*):
+            Uid -> the instance that played it, for functions that have a parameter of this name. They are called with
+            the trajectories that have an instance; the others get None.
+
     Raises:
-        ValueError: a function did not return one value for each trajectory.
+        ValueError: a function did not return one number or None for each trajectory.
     """
     by_function = {
-        label: _call(function, label, group, settings)
+        label: _values(function, label, group, settings, environments or {})
         for label, function in zip(_labels(settings), settings.functions, strict=True)
     }
     return TrajectoryGroup(
@@ -145,8 +168,31 @@ def _fault(rewards: Mapping[str, float | None]) -> str:
     return ""
 
 
-def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings: RewardSettings) -> list[float | None]:
-    trajectories = group.trajectories
+def _values(
+    function: RewardFunction,
+    name: str,
+    group: TrajectoryGroup,
+    settings: RewardSettings,
+    environments: Mapping[str, Any],
+) -> list[float | None]:
+    """What `function` says, None for a trajectory that it cannot be asked about."""
+    if not takes_environments(function):
+        return _call(function, name, group.trajectories, settings, {})
+    members = [one for one in group.trajectories if one.is_usable and one.uid in environments]
+    if not members:
+        return [None] * len(group.trajectories)
+    instances = {"environments": [environments[one.uid] for one in members]}
+    values = dict(zip([one.uid for one in members], _call(function, name, members, settings, instances), strict=True))
+    return [values.get(one.uid) for one in group.trajectories]
+
+
+def _call(
+    function: RewardFunction,
+    name: str,
+    trajectories: Sequence[Trajectory],
+    settings: RewardSettings,
+    extra: Mapping[str, Any],
+) -> list[float | None]:
     conversations = [conversation_of(trajectory) for trajectory in trajectories]
     # A task holds no None and not the name of its environment, both of which are in the row.
     names = dict.fromkeys((*settings.columns, *trajectories[0].task))
@@ -160,6 +206,7 @@ def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings:
         "completion_ids": [[i for turn in t.turns for i in turn.reply_ids] for t in trajectories],
         "trajectories": list(trajectories),
         **settings.extra,
+        **extra,
     }
     try:
         inspect.signature(function).bind(**arguments)
@@ -175,18 +222,39 @@ def _call(function: RewardFunction, name: str, group: TrajectoryGroup, settings:
         "It is called once for each group and must return one value for each trajectory "
         "(None where it does not apply)."
     )
-    if not isinstance(values, Iterable):
-        raise ValueError(f"The reward function {name!r} returned {values!r}. {contract}")
+    # Text falls apart into letters, bytes into numbers; the keys of a dictionary and a set have no order of episodes.
+    if isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(values, Iterable):
+        raise ValueError(f"The reward function {name!r} returned {shown(values)}. {contract}")
     values = list(values)
     if len(values) != len(trajectories):
         raise ValueError(
             f"The reward function {name!r} returned {len(values)} values for {len(trajectories)} trajectories. "
             f"{contract}"
         )
+    numbers = []
+    for value in values:
+        number = None if value is None else _number(value)
+        if value is not None and number is None:
+            raise ValueError(
+                f"The reward function {name!r} returned what is no number: {shown(value)} (text is not read as one). "
+                f"{contract}"
+            )
+        numbers.append(number)
+    return numbers
+
+
+def _number(value: Any) -> float | None:
+    """A real number or a truth value, also as an array of one; None for anything else."""
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):  # of numpy or torch
+        value = value.item()
+    if isinstance(value, complex) or not isinstance(value, Number):
+        return None
     try:
-        return [None if value is None else float(value) for value in values]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"The reward function {name!r} returned what is no number: {error}. {contract}") from error
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return None
 
 
 def _run(awaitable: Any) -> Any:

@@ -21,6 +21,7 @@ from ..loss.importance import importance_settings
 from ..methods import recipe_for
 from ..rollout.loop import RolloutSettings
 from ..rollout.rewards import RewardFunction, RewardSettings
+from .checks import check_live_instances
 from .rollout_batch import ExperienceSettings
 
 
@@ -69,6 +70,7 @@ def reward_settings(
     columns: Sequence[str] = (),
 ) -> RewardSettings:
     """Where the training reward comes from, for each environment."""
+    check_live_instances(functions, pool, args)
     return RewardSettings(
         source=args.training_reward or "success",
         source_of={name: args.training_reward or one.training_reward for name, one in pool.traits.items()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..evaluation.play import refuse_repeated
-from ..rollout.rewards import REWARD_KEYWORDS
+from ..rollout.rewards import REWARD_KEYWORDS, takes_environments
 from ..rollout.tasks import check_columns
 from ..rollout.templates import ChatRenderer
 
@@ -52,12 +51,6 @@ def check_arguments(
             raise ConfigurationError(
                 f"`reward_funcs` holds a {type(function).__name__}; it takes functions. Wrap a reward model in a "
                 "function that returns one number for each trajectory."
-            )
-        if "environments" in inspect.signature(function).parameters:
-            raise ConfigurationError(
-                f"The reward function {getattr(function, '__name__', function)!r} takes the live `environments`, but "
-                "these may play another episode or live in another process by then. Give the environment a "
-                "`get_reward`, or read `trajectories`."
             )
     _check_dataset(args, train_dataset, environment_factory)
     for name, data in eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]:
@@ -144,6 +137,29 @@ def check_environments(
             )
 
 
+def check_live_instances(functions: Sequence[Any], pool: EnvironmentPool, args: Any) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] where a function asks for `environments` that it cannot get."""
+    function = next((one for one in functions if takes_environments(one)), None)
+    if function is None:
+        return
+    name = getattr(function, "__name__", repr(function))
+    for key, probe in pool.probes.items():
+        if pool.runs_in_processes(key):
+            raise ConfigurationError(
+                f"The reward function {name!r} takes the live `environments`, but instances of "
+                f"`{type(adapted_object(probe)).__name__}` live in processes of their own. Use "
+                "`environment_backend='thread'`, give the class a `get_reward`, or read `trajectories`."
+            )
+    num_tasks = args.generation_batch_size // args.num_generations
+    if num_tasks % args.world_size:
+        raise ConfigurationError(
+            f"The reward function {name!r} takes the live `environments`, but the {num_tasks} groups of a batch "
+            f"cannot be dealt whole to {args.world_size} processes, and instances cannot leave theirs. Make "
+            "`generation_batch_size` / `num_generations` a multiple of the number of processes, or read "
+            "`trajectories`."
+        )
+
+
 def _check_reset(environment: Any, traits: Traits, columns: Sequence[str]) -> None:
     kind = type(environment).__name__
     missing = [name for name in traits.required_columns if name not in columns]
@@ -171,14 +187,14 @@ def _check_tools(probe: ToolEnvironment, args: TASPOConfig, has_reward_functions
         )
     if not (probe.has_reward or probe.has_verdict or has_reward_functions):
         raise ConfigurationError(
-            f"`{name}` has neither `get_reward` nor `get_success`, and no `reward_funcs` are given: nothing says "
+            f"`{name}` has neither `get_reward` nor `_get_success`, and no `reward_funcs` are given: nothing says "
             "how well an episode went."
         )
     if not probe.has_verdict and args.guidance not in ("none", "generic_skill"):
         warnings.warn(
             f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
-            "plain GRPO. Give the class a `get_success()`, or set `success_threshold` on the reward of its "
-            "`get_reward()`.",
+            "plain GRPO. Set `success_threshold` on the reward of its `get_reward()`, or give the class a "
+            "`_get_success()`.",
             UserWarning,
             stacklevel=5,
         )

@@ -346,3 +346,38 @@ def test_seeds_of_a_draw_depend_on_run_task_and_draw_only():
     assert seeds["x-g0"] == swapped["y-g1"] and seeds["x-g1"] == swapped["y-g0"]
     assert all(0 <= seed < 2**31 for seed in seeds.values())
     assert derive_seed(1, 23) != derive_seed(12, 3), "parts do not run into one another"
+
+
+def test_instances_rest_until_their_group_has_ended():
+    """Each is in the state in which its own episode left it, and plays again only afterwards."""
+    renderer, ledger = ChatRenderer(byte_bpe()), Ledger()
+    instances: dict = {}
+    seen = []
+
+    def on_group_end(group):
+        seen.append({uid: (one._word, one._turn) for uid, one in instances.items()})
+        assert [t.uid for t in group.trajectories if t.is_usable] == sorted(instances)
+
+    rows = [{"task_id": word, "word": word} for word in ("mug", "pen", "lamp")]
+    specs = plan_groups(rows, 3, 0, 0, prefix="r")
+    replies = {0: act("go", "go", "win"), 1: act("win"), 2: act("raise")}
+    play(
+        renderer, replies, specs=specs, ledger=ledger, instances=instances, on_group_end=on_group_end, max_in_flight=2
+    )
+    assert seen == [
+        {f"r-g{g}-k0": (word, 3), f"r-g{g}-k1": (word, 1)} for g, word in enumerate(("mug", "pen", "lamp"))
+    ]
+    assert instances == {} and ledger.num_open == 0
+    assert ledger.counts["open"] == ledger.counts["close"] <= 3 + 3, "resting ones play again in later groups"
+
+
+def test_instances_at_rest_are_closed_when_the_batch_breaks_off():
+    renderer, ledger = ChatRenderer(byte_bpe()), Ledger()
+
+    def explode(trajectory):
+        if trajectory.generation_idx == 1:
+            raise RuntimeError("a bug of ours")
+
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        play(renderer, {0: act("win"), 1: act("go", "win")}, ledger=ledger, instances={}, on_episode_end=explode)
+    assert ledger.counts["open"] == ledger.counts["close"] == 2

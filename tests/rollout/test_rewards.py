@@ -3,7 +3,10 @@
 import asyncio
 import dataclasses
 import math
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -292,3 +295,85 @@ def test_a_value_that_is_no_number_names_the_function():
 def test_a_function_without_room_for_the_keywords_is_told_to_take_them():
     with pytest.raises(TypeError, match=r"'judge' cannot be called with .*completions.*`\*\*kwargs`"):
         score_group(pair(), settings(lambda completions: [1.0, 1.0], names=["judge"]))
+
+
+# ---- what counts as a number ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "10",
+        b"10",
+        bytearray(b"10"),
+        ["1", "0"],
+        [b"1", b"0"],
+        [1.0, "0"],
+        [[1.0], 0.0],
+        [1j, 0],
+        {0: 1.0, 1: 0.0},
+        {0.5, 1},
+    ],
+    ids=repr,
+)
+def test_what_is_no_number_is_refused_naming_the_function(value):
+    def odd(**kwargs):
+        return value
+
+    with pytest.raises(ValueError, match=r"reward function 'odd' returned"):
+        score_group(pair(), settings(odd))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 0],
+        [True, False],
+        [1.0, 0.0],
+        (np.float32(1), np.int64(0)),
+        np.array([True, False]),
+        torch.tensor([1.0, 0.0]),
+        [Fraction(1), Decimal(0)],
+        (one for one in (1.0, 0.0)),
+    ],
+)
+def test_real_numbers_and_truth_values_count(values):
+    def fine(**kwargs):
+        return values
+
+    assert [one.rewards["fine"] for one in score_group(pair(), settings(fine)).trajectories] == [1.0, 0.0]
+
+
+def test_a_number_beyond_floats_costs_one_trajectory():
+    def huge(**kwargs):
+        return [10**400, 0.0]
+
+    first, second = score_group(pair(), settings(huge)).trajectories
+    assert first.stop_reason is StopReason.REWARD_ERROR and second.is_usable
+
+
+# ---- live instances -------------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_wants_the_instances_sees_the_usable_trajectories_only():
+    def moves(environments, trajectories, target, **kwargs):
+        assert [one.uid for one in trajectories] == ["won"] and target == [3]
+        return [float(len(one)) for one in environments]
+
+    def plain(trajectories, **kwargs):
+        assert "environments" not in kwargs
+        return [0.0] * len(trajectories)
+
+    won, lost = pair().trajectories
+    failed = dataclasses.replace(lost, stop_reason=StopReason.ENV_ERROR)
+    scored = score_group(group(won, failed), settings(moves, plain), {"won": "abc"})
+    assert [one.rewards["moves"] for one in scored.trajectories] == [3.0, None]
+
+
+def test_without_any_instance_the_function_is_not_called():
+    def moves(environments, **kwargs):
+        raise AssertionError
+
+    failed = [dataclasses.replace(one, stop_reason=StopReason.ENV_ERROR) for one in pair().trajectories]
+    scored = score_group(group(*failed), settings(moves), {})
+    assert [one.rewards["moves"] for one in scored.trajectories] == [None, None]

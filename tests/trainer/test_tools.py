@@ -63,7 +63,7 @@ def test_a_trl_class_trains_with_turn_credit(tmp_path):
 
 
 def test_graded_reward_trains_and_its_verdict_is_the_evidence(tmp_path):
-    """The outcome is `get_reward`, as in TRL; only `get_success` makes a trajectory evidence."""
+    """The outcome is `get_reward`, as in TRL; only `_get_success` makes a trajectory evidence."""
     made = trainer(tmp_path, VerifiedCounter)
     made.train()
     assert history(made, "success")[0] == 0.5
@@ -98,7 +98,7 @@ def test_a_class_without_reward_and_verdict_is_rated_by_the_functions_alone(tmp_
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ConfigurationError, match="`Rewardless` has neither `get_reward` nor `get_success`"):
+    with pytest.raises(ConfigurationError, match="`Rewardless` has neither `get_reward` nor `_get_success`"):
         trainer(tmp_path, Rewardless)
     with pytest.raises(ConfigurationError, match="`training_reward` is 'none' for `Counter`"):
         trainer(tmp_path, training_reward="none")
@@ -106,8 +106,25 @@ def test_refusals(tmp_path):
         trainer(tmp_path, success_threshold=1.0, context="window")
     with pytest.raises(ConfigurationError, match="does not show tools"):
         trainer(tmp_path, processing_class=byte_bpe())
-    with pytest.raises(ConfigurationError, match="`environments`"):
-        trainer(tmp_path, reward_funcs=lambda environments, **_: [0.0])
+    with pytest.raises(ConfigurationError, match=r"`environments`.*`Counter` live in processes"):
+        trainer(tmp_path, reward_funcs=lambda environments, **_: [0.0], environment_backend="process")
+
+
+def test_the_stock_reward_of_trl_s_examples(tmp_path):
+    """A function that reads the live instances: each holds the end of its own episode."""
+    seen = []
+
+    def solved(environments, trajectories, **kwargs):
+        seen.append([(type(one), one._value) for one in environments])
+        return [float(one._value == one._target) for one in environments]
+
+    made = trainer(tmp_path, reward_funcs=solved, guidance="none")
+    made.train()
+    assert len(seen) == 2 and {kind for group in seen for kind, _ in group} == {Counter}
+    for record in read_records(tmp_path / "_trajectories"):
+        assert record.trajectory.rewards["solved"] == record.trajectory.rewards["environment"]
+    assert history(made, "rewards/solved/mean") == history(made, "rewards/environment/mean") != [0.0]
+    made.close()
 
 
 def test_tools_and_text_worlds_in_one_run(tmp_path):
