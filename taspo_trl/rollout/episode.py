@@ -74,6 +74,8 @@ class Episode:
     reward: float = 0.0
     success: bool = False
     prompt: Context | None = None
+    max_new_tokens: int = 0
+    """What the engine was asked for with `prompt`."""
     generation: Generation | None = None
     reply_text: str = ""
     action: str = ""
