@@ -37,6 +37,7 @@ from .generation import SamplingSettings
 from .generation.build import make_engine
 from .generation.checks import check_unquantized
 from .loss.batches import LossRow
+from .loss.distillation.compose import distillation_loss, update_distribution
 from .loss.objective import taspo_loss, token_sums
 from .reporting.alerts import Alerts
 from .reporting.card_facts import RunParts, environment_name, write_model_card
@@ -47,6 +48,7 @@ from .rollout.contexts import ChatRenderer
 from .rollout.groups import Collector
 from .rollout.rewards import RewardFunction
 from .scoring.projection import add_selected_projection, selected_forward
+from .scoring.teachers import RolloutTeacher
 from .training.adapters import add_reference_adapter
 from .training.assembly import (
     configured_analyzer,
@@ -55,9 +57,19 @@ from .training.assembly import (
     make_guidance,
     reward_settings,
     rollout_settings,
+    teacher_of,
 )
-from .training.checkpoint import Buffer, TrainingState, load_state, resumed_position, save_state
+from .training.checkpoint import (
+    Buffer,
+    TrainingState,
+    load_state,
+    load_teacher,
+    resumed_position,
+    save_state,
+    save_teacher,
+)
 from .training.checks import check_arguments, check_environments, check_model, check_parallelism, check_trainable
+from .training.distilling import Distilling
 from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
 from .training.nonfinite import FiniteSteps, finite_or_nan
@@ -302,11 +314,22 @@ class TASPOTrainer(GRPOTrainer):
             pad_token_id=self._tokenizer.pad_token_id,
             pad_to_multiple_of=self.pad_to_multiple_of if isinstance(self.pad_to_multiple_of, int) else None,
             ref_adapter=self._ref_adapter,
+            temperature=self.temperature,
+            in_fp32=args.cast_lm_head_to_fp32,
         )
         settings = experience_settings(
             args, window, has_reference=self.beta != 0.0, has_entropy_bonus=self.entropy_coef != 0.0
         )
-        return ExperienceMaker(collector, guidance, passes, settings)
+        is_sharded = self.accelerator.num_processes > 1 and (self._dist.is_zero3 or self._dist.is_fsdp)
+        recipe = settings.recipe
+        teacher = teacher_of(recipe, passes, self._tokenizer, is_sharded)
+        distilling = None
+        if recipe.distill is not None and teacher is not None:
+            rollout = RolloutTeacher(passes.policy_access)
+            distilling = Distilling(
+                recipe.distill, teacher, rollout, self._gather, args.mask_truncated_completions, window
+            )
+        return ExperienceMaker(collector, guidance, passes, settings, teacher, distilling)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         sampler: Any = super()._get_train_sampler(dataset)
@@ -334,6 +357,8 @@ class TASPOTrainer(GRPOTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         """One micro-step: its token-budget micro-batches, a forward and a backward each."""
         started = time.perf_counter()
+        if self.experience_maker.teacher is not None:
+            self.experience_maker.teacher.follow(self.state.global_step)
         model.train()
         if self._buffer is None or self._step % self._micro_steps_per_rollout == 0:
             self._buffer = self._new_rollout(inputs)
@@ -375,14 +400,17 @@ class TASPOTrainer(GRPOTrainer):
         """The gradients of a micro-step; the sum of its micro-batches' losses."""
         started = time.perf_counter()
         self._loss_sums = {}
-        collate = self.experience_maker.passes.collate
+        maker = self.experience_maker
+        teacher = maker.teacher if maker.distilling is not None else None
+        collate = functools.partial(maker.passes.collate, teacher=teacher)
         step = functools.partial(Trainer.training_step, self)  # below TRL's, which would play
         loss = run_micro_batches(
             micro_batches, lambda rows: step(model, collate(rows), num_items_in_batch), self.accelerator, model
         )
         totals = total_sums(self._loss_sums, self.accelerator)
         # TRL averages over micro-steps, while an optimizer step's loss is their sum.
-        totals["policy_loss"] *= self._planned_micro_steps
+        for name in {"policy_loss", "distill_loss"} & set(totals):
+            totals[name] *= self._planned_micro_steps
         for name, value in update_metrics(totals).items():
             self._metrics["train"][name].append(finite_or_nan(value))
         self._update_seconds += time.perf_counter() - started
@@ -406,11 +434,18 @@ class TASPOTrainer(GRPOTrainer):
         """
         if return_outputs:
             raise ValueError("The TASPOTrainer does not support returning outputs")
-        output = selected_forward(model, inputs, want_entropies=True)
+        term, advantages = self.experience_maker.settings.recipe.distill, inputs["advantages"]
+        distribution, distilled = None, inputs.get("distill_coefficients", torch.zeros_like(advantages))
+        if term is not None:
+            advantages = advantages * term.policy_share(self.state.global_step)
+            distribution = update_distribution(
+                term, inputs.get("teacher"), distilled, inputs.get("old_logps"), inputs["advantages"]
+            )
+        output = selected_forward(model, inputs, want_entropies=True, distribution=distribution)
         terms = taspo_loss(
             output.logps,
             inputs.get("old_logps", output.logps.detach()),
-            inputs["advantages"],
+            advantages,
             inputs["coefficients"],
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
@@ -425,9 +460,22 @@ class TASPOTrainer(GRPOTrainer):
         )
         for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
             self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
-        self._finite_steps.note(terms.loss)
+        loss = terms.loss
+        if term is not None:
+            added = distillation_loss(
+                term,
+                output,
+                inputs.get("teacher"),
+                distilled,
+                self.state.global_step,
+                inputs.get("old_logps"),
+                inputs["advantages"],
+            )
+            loss = loss + added
+            self._loss_sums["distill_loss"] = self._loss_sums.get("distill_loss", 0.0) + added.detach()
+        self._finite_steps.note(loss)
         share = self._planned_micro_steps / self.current_gradient_accumulation_steps
-        return terms.loss * share * self.accelerator.num_processes
+        return loss * share * self.accelerator.num_processes
 
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
@@ -504,12 +552,16 @@ class TASPOTrainer(GRPOTrainer):
         buffer = self._buffer if is_partly_used else None
         state = TrainingState(self._step, buffer, self._layout, pending_log(self))
         save_state(output_dir, self.accelerator.process_index, state)
+        if self.experience_maker.teacher is not None and self.is_world_process_zero():
+            save_teacher(output_dir, self.experience_maker.teacher.state_dict())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         state = load_state(checkpoint, self.accelerator.process_index) if checkpoint is not None else None
         if state is not None and checkpoint is not None:
             self._step, self._buffer = resumed_position(checkpoint, state, self._layout, self._micro_steps_per_rollout)
+            if self.experience_maker.teacher is not None:
+                self.experience_maker.teacher.load_state_dict(load_teacher(checkpoint))
             restore_pending_log(self, state.logged)
 
     def save_state(self) -> None:
@@ -637,6 +689,8 @@ class TASPOTrainer(GRPOTrainer):
         """Close environments, worker threads and the analyzer. May be called twice; do not train afterwards."""
         self.experience_maker.guidance.close()
         self.environment_pool.close()
+        if self.experience_maker.teacher is not None:
+            self.experience_maker.teacher.close()
         self.engine.close()
         self.analyzer.close()
 

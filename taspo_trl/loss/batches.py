@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..rows import Row, token_coefficient
+from ..scoring.whole import TokenScores
 from ..types import FinishReason, Trajectory
 
 
@@ -28,7 +29,13 @@ class LossRow:
     ref_logps: tuple[float, ...] | None = None
     importance_ratios: tuple[float, ...] | None = None
     """pi_old / pi_engine, truncated or masked; None without the correction."""
+    distill_coefficients: tuple[float, ...] | None = None
+    """m_k of the distillation term; None without one."""
+    teacher: TokenScores | None = None
+    """What the teacher's branch says of the loss tokens; None where no turn of the row has a score."""
 
+
+_TEACHER = "teacher."
 
 EMPTY_ROW = LossRow(ids=(0, 0), positions=(1,), coefficients=(0.0,), advantages=(0.0,))
 """A row that contributes nothing: keeps processes in step."""
@@ -79,7 +86,8 @@ def with_logps(
 ) -> LossRow:
     """The row with log-probabilities of its loss tokens."""
     values: dict[str, Any] = {"old_logps": old_logps, "ref_logps": ref_logps, "importance_ratios": importance_ratios}
-    return replace(row, **{name: tuple(value) for name, value in values.items() if value is not None})
+    given: dict[str, Any] = {name: tuple(value) for name, value in values.items() if value is not None}
+    return replace(row, **given)
 
 
 def collate(
@@ -96,7 +104,7 @@ def collate(
         `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape (B, W), padded on the right (1 = real);
         and over the N loss tokens of all rows: `positions` (flat index of the position that predicts the token),
         `targets`, `coefficients`, `advantages` and, where the rows have them, `old_logps`, `ref_logps`,
-        `importance_ratios`.
+        `importance_ratios`, `distill_coefficients`.
     """
     width = max(len(row.ids) for row in rows)
     if pad_to_multiple_of:
@@ -113,7 +121,7 @@ def collate(
         "positions": torch.tensor(flat, dtype=torch.long),
         "targets": torch.tensor([row.ids[p] for row in rows for p in row.positions], dtype=torch.long),
     }
-    for name in ("coefficients", "advantages", "old_logps", "ref_logps", "importance_ratios"):
+    for name in ("coefficients", "advantages", "old_logps", "ref_logps", "importance_ratios", "distill_coefficients"):
         columns = [getattr(row, name) for row in rows]
         if all(column is not None for column in columns):
             batch[name] = torch.tensor([value for column in columns for value in column], dtype=dtype)
@@ -129,16 +137,24 @@ def logps_of(values: torch.Tensor, rows: Sequence[LossRow]) -> list[tuple[float,
 def to_state(row: LossRow) -> Mapping[str, torch.Tensor | None]:
     """A tensor for each field, for a checkpoint that loads fast and without running code."""
     dtypes = {"ids": torch.long, "positions": torch.long}
-    values = {name: getattr(row, name) for name in LossRow.__slots__}
-    return {
+    values = {name: getattr(row, name) for name in LossRow.__slots__ if name != "teacher"}
+    state = {
         name: None if value is None else torch.tensor(value, dtype=dtypes.get(name, torch.float64))
         for name, value in values.items()
     }
+    if row.teacher is not None:
+        state |= {f"{_TEACHER}{name}": column for name, column in row.teacher.columns().items()}
+    return state
 
 
 def from_state(state: Mapping[str, torch.Tensor | None]) -> LossRow:
     """The inverse of [`to_state`]."""
-    values: dict[str, Any] = {
-        name: tuple(value.tolist()) if value is not None else None for name, value in state.items()
+    columns: dict[str, Any] = {
+        name.removeprefix(_TEACHER): value for name, value in state.items() if name.startswith(_TEACHER)
     }
-    return LossRow(**values)
+    values: dict[str, Any] = {
+        name: tuple(value.tolist()) if value is not None else None
+        for name, value in state.items()
+        if not name.startswith(_TEACHER)
+    }
+    return LossRow(**values, teacher=TokenScores(**columns) if columns else None)

@@ -26,6 +26,9 @@ class UpdatePlan:
     """For each micro-step of the rollout batch this process's micro-batches of row indices. An empty one is a zero
     row: it keeps the number of forwards equal on all processes."""
 
+    steps: tuple[int, ...] = ()
+    """The optimizer step of the rollout batch into which each row was dealt."""
+
     def batches(self, values: Mapping[int, LossRow]) -> list[list[list[LossRow]]]:
         """The micro-batches with `values` in place of row indices."""
         return [
@@ -78,10 +81,13 @@ def plan_update(
     deal = deal_rows(lengths, num_steps, num_micro_steps, num_processes, seed)
 
     loss_rows: dict[int, LossRow] = {}
+    steps = [0] * len(rows)
     micro_batches = []
     for step in range(num_steps):
         factor = step_factor(deal, step)
         for micro in deal[step]:
+            for row in (row for share_of in micro for row in share_of):
+                steps[row] = step
             packed = [
                 [tuple(share[k] for k in batch) for batch in pack_rows([lengths[row] for row in share], max_tokens)]
                 for share in micro
@@ -97,4 +103,4 @@ def plan_update(
                     factor=factor,
                     mask_truncated=mask_truncated,
                 )
-    return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches))
+    return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches), tuple(steps))

@@ -42,6 +42,13 @@ class Recipe:
     weight: WeightRule = field(default_factory=NoWeights)
     distill: DistillTerm | None = None
     contexts: tuple[str, ...] = ()
+    teacher_model: str | None = None
+    """Who plays the guided branch where `needs.teacher` is `"model"`: a model id, a folder, or a server's address."""
+
+    @property
+    def rule_needs(self) -> Needs:
+        """What the advantage and the weight rule ask for."""
+        return combined(self.advantage.needs, self.weight.needs)
 
     @property
     def needs(self) -> Needs:

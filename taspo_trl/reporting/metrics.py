@@ -64,6 +64,8 @@ def update_metrics(
             computed, and the names say so: `moving/entropy`, `moving/clip_ratio/...`.
     """
     values = {"policy_loss": totals["policy_loss"]}
+    if "distill_loss" in totals:
+        values["distill/loss"] = totals["distill_loss"]
     if totals["tokens"] > 0:
         prefix = "" if is_whole else MOVING
         means = {name: totals[name] / totals["tokens"] for name in totals}

@@ -18,10 +18,12 @@ from ..guidance.block import Composer
 from ..guidance.constructions import CONSTRUCTIONS, Materials, make_construction
 from ..guidance.stage import GuidanceStage, Wanted
 from ..loss.importance import importance_settings
-from ..methods import recipe_for
+from ..methods import Recipe, recipe_for
 from ..rollout.loop import RolloutSettings
 from ..rollout.rewards import RewardFunction, RewardSettings
+from ..scoring.teachers import ServedTeacher, TeacherScorer, load_model, make_teacher
 from .checks import check_live_instances
+from .passes import PolicyPasses
 from .rollout_batch import ExperienceSettings
 
 
@@ -135,3 +137,29 @@ def keep_trained_weights_in_float32(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
+
+
+def teacher_of(recipe: Recipe, passes: PolicyPasses, tokenizer: Any, is_sharded: bool) -> TeacherScorer | None:
+    """Who plays the guided branch of a method; None where the policy does, with shared keys and values.
+
+    Raises:
+        ConfigurationError: the method's teacher is missing, or sharded weights do not allow it.
+    """
+    needs = recipe.needs
+    if recipe.distill is None and (needs.teacher == "rollout" or not (needs.blocks or needs.plain_only)):
+        return None
+    model: Any = recipe.teacher_model
+    if needs.teacher == "model" and isinstance(model, str):
+        if model.startswith(("http://", "https://")):
+            model = ServedTeacher(model, temperature=passes.temperature, tokenizer=tokenizer)
+            model.check()
+        else:
+            model = load_model(model, tokenizer, device=passes.accelerator.device)
+    return make_teacher(
+        needs.teacher,
+        passes.policy_access,
+        every=needs.teacher_every,
+        rate=needs.teacher_rate,
+        model=model,
+        is_sharded=is_sharded,
+    )

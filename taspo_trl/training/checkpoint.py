@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 Buffer = list[list[list[LossRow]]]
 """For each micro-step of a rollout batch its micro-batches of rows."""
 
+_TEACHER = "taspo_teacher.pt"
 _VERSION = 2
 
 
@@ -72,6 +73,24 @@ def save_state(folder: str | Path, process_index: int, state: TrainingState) -> 
         return
     buffer = [[[dict(to_state(row)) for row in batch] for batch in micro] for micro in state.buffer]
     torch.save({"version": _VERSION, "step": state.step, "buffer": buffer}, rows)
+
+
+def save_teacher(folder: str | Path, state: Mapping[str, Any]) -> None:
+    """Write what a method's teacher keeps, the same on every process."""
+    if state:
+        torch.save({"version": _VERSION, "teacher": dict(state)}, Path(folder) / _TEACHER)
+
+
+def load_teacher(folder: str | Path) -> Mapping[str, Any]:
+    """Read what [`save_teacher`] wrote.
+
+    Raises:
+        ConfigurationError: the checkpoint is of a run whose method had no such teacher.
+    """
+    path = Path(folder) / _TEACHER
+    if not path.exists():
+        return {}
+    return _load(path)["teacher"]
 
 
 def load_state(folder: str | Path, process_index: int) -> TrainingState | None:

@@ -15,9 +15,12 @@ from accelerate import Accelerator
 
 from ..generation.frozen import frozen_mode
 from ..loss.batches import LossRow, collate, logps_of, with_logps
+from ..loss.distillation.compose import teacher_columns
 from ..loss.plan import UpdatePlan
 from ..scoring.paired import PairedLogps, PairedRow, num_score_batches, score_pairs
 from ..scoring.projection import selected_forward
+from ..scoring.teachers import PolicyAccess, RolloutTeacher, TeacherScorer
+from ..scoring.whole import WholeRow, spliced_row
 from .adapters import reference_adapter
 
 
@@ -39,6 +42,8 @@ class PolicyPasses:
             Bound on rows x longest row of a forward.
         pad_token_id (`int`), pad_to_multiple_of (`int`, *optional*):
             As in TRL.
+        temperature (`float`, *optional*, defaults to `1.0`), in_fp32 (`bool`, *optional*, defaults to `False`):
+            As given to [`~taspo_trl.scoring.projection.add_selected_projection`].
     """
 
     get_model: Callable[[], Any]
@@ -50,20 +55,41 @@ class PolicyPasses:
     pad_to_multiple_of: int | None = None
     ref_adapter: str | None = None
     """The adapter that is the reference; None = the policy's adapters off."""
+    temperature: float = 1.0
+    in_fp32: bool = False
 
     @property
     def model(self) -> Any:
         return self.get_model()
 
-    def collate(self, rows: Sequence[LossRow]) -> dict[str, torch.Tensor]:
-        """The tensors of a micro-batch, on the device; float64 for a float64 model."""
-        return collate(
+    def collate(self, rows: Sequence[LossRow], teacher: TeacherScorer | None = None) -> dict[str, Any]:
+        """The tensors of a micro-batch, on the device; float64 for a float64 model.
+
+        Args:
+            rows (`Sequence[LossRow]`):
+                Its rows.
+            teacher (`TeacherScorer`, *optional*):
+                Of a distillation term: its columns are added as `teacher`.
+        """
+        dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
+        tensors: dict[str, Any] = collate(
             rows,
             pad_token_id=self.pad_token_id,
             pad_to_multiple_of=self.pad_to_multiple_of,
             device=self.accelerator.device,
-            dtype=torch.float64 if self.model.dtype == torch.float64 else torch.float32,
+            dtype=dtype,
         )
+        if teacher is not None:
+            scores = [row.teacher for row in rows]
+            with_head = any(one is not None and one.hidden is not None for one in scores)
+            tensors["teacher"] = teacher_columns(
+                scores,
+                [len(row.positions) for row in rows],
+                teacher.head if with_head else None,
+                self.accelerator.device,
+                dtype,
+            )
+        return tensors
 
     def with_logps(self, plan: UpdatePlan, *, old: bool, reference: bool) -> dict[int, LossRow]:
         """The rows of this process with log pi_old and log pi_ref, in the micro-batches of the update.
@@ -87,33 +113,68 @@ class PolicyPasses:
                         )
         return rows
 
-    def score(self, pairs: Sequence[PairedRow], teacher: Any = None) -> list[PairedLogps]:
+    def score(self, pairs: Sequence[PairedRow], teacher: TeacherScorer | None = None) -> list[PairedLogps]:
         """Score the pairs of the global batch, each process a share of about equal tokens.
 
         Args:
             pairs (`Sequence[PairedRow]`):
                 What to score.
-            teacher (*optional*):
-                Another model that plays the guided branches, frozen; None = the policy itself.
+            teacher (`TeacherScorer`, *optional*):
+                Who plays the guided branches instead of the policy; the plain branch stays the policy's. The branches
+                then share no keys, and a shift holds the difference between the two as well.
         """
         num_processes = self.accelerator.num_processes
         order = sorted(range(len(pairs)), key=lambda k: (-len(pairs[k].ids), k))
         shares = [order[process::num_processes] for process in range(num_processes)]
-        counts = [num_score_batches([pairs[k] for k in share], self.max_tokens) for share in shares]
+        mine = [pairs[k] for k in shares[self.accelerator.process_index]]
+        scored = (
+            self._paired(mine, [[pairs[k] for k in share] for share in shares])
+            if teacher is None
+            else self._with_teacher(mine, teacher)
+        )
+        results = dict(self.gather(list(zip(shares[self.accelerator.process_index], scored, strict=True))))
+        return [results[k] for k in range(len(pairs))]
+
+    def _paired(self, mine: Sequence[PairedRow], everybody: Sequence[Sequence[PairedRow]]) -> list[PairedLogps]:
+        counts = [num_score_batches(share, self.max_tokens) for share in everybody]
         num_batches = {kind: max(one.get(kind, 0) for one in counts) for kind in {k for one in counts for k in one}}
-        mine = shares[self.accelerator.process_index]
         with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
-            scored = score_pairs(
+            return score_pairs(
                 self.accelerator.unwrap_model(self.model),
-                [pairs[k] for k in mine],
+                mine,
                 max_tokens=self.max_tokens,
                 pad_token_id=self.pad_token_id,
                 forward=self.model,
                 num_batches=num_batches,
-                teacher=teacher,
             )
-        results = dict(self.gather(list(zip(mine, scored, strict=True))))
-        return [results[k] for k in range(len(pairs))]
+
+    def _with_teacher(self, mine: Sequence[PairedRow], teacher: TeacherScorer) -> list[PairedLogps]:
+        rollout = RolloutTeacher(self.policy_access)
+        plain = [WholeRow(pair.ids, pair.positions) for pair in mine]
+        guided = [
+            spliced_row(pair.ids, pair.positions, block, pair.splice_index) for pair in mine for block in pair.blocks
+        ]
+        num_plain = max(self.gather([rollout.num_batches(plain)]))
+        num_guided = max(self.gather([teacher.num_batches(guided)]))
+        ours = rollout.score(plain, num_batches=num_plain)
+        theirs = iter(teacher.score(guided, num_batches=num_guided))
+        return [
+            PairedLogps(tuple(own.logps.tolist()), tuple(tuple(next(theirs).logps.tolist()) for _ in pair.blocks))
+            for own, pair in zip(ours, mine, strict=True)
+        ]
+
+    @property
+    def policy_access(self) -> PolicyAccess:
+        """How a teacher reaches the policy."""
+        return PolicyAccess(
+            self.get_model,
+            self.accelerator.unwrap_model,
+            self.accelerator.autocast,
+            self.max_tokens,
+            self.pad_token_id,
+            self.temperature,
+            self.in_fp32,
+        )
 
     def _policy_logps(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with frozen_mode(self.model):

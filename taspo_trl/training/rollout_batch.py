@@ -24,9 +24,11 @@ from ..rollout.advantages import group_advantages
 from ..rollout.groups import CollectedGroup, Collector
 from ..rollout.tasks import group_id_of
 from ..scoring.pairs import ScoreScope, TurnKey, plan_pairs, turn_scores
+from ..scoring.teachers import TeacherScorer
 from ..seeds import derive_seed
 from ..types import Credit, ReplyScore, Trajectory
 from .checkpoint import Buffer
+from .distilling import Distilling
 from .passes import PolicyPasses
 
 
@@ -106,6 +108,10 @@ class ExperienceMaker:
     guidance: GuidanceStage
     passes: PolicyPasses
     settings: ExperienceSettings
+    teacher: TeacherScorer | None = None
+    """Who plays the guided branch, where it is not the policy itself."""
+    distilling: Distilling | None = None
+    """Where the method has a distillation term."""
 
     def make(
         self,
@@ -171,6 +177,9 @@ class ExperienceMaker:
             with _timed(seconds, "time/scoring"):
                 assigned = self.settings.recipe.assign(self._scored(batch, plan, guided))
                 credits = assigned.credits
+                if self.distilling is not None:
+                    by_uid = {t.uid: t for t in trajectories}
+                    loss_rows = self.distilling.rows(plan, loss_rows, by_uid, guided.guidance)
         except BaseException:
             self.guidance.cancel()
             raise
@@ -234,13 +243,13 @@ class ExperienceMaker:
 
     def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch) -> Batch:
         """The batch with the log-probabilities that the method needs."""
-        needs = self.settings.recipe.needs
+        needs = self.settings.recipe.rule_needs
         scores: dict[TurnKey, ReplyScore] = {}
         if needs.scope != "none":
             scope = ScoreScope(("",) if needs.plain_only else needs.blocks, needs.scope)
             by_uid = {t.uid: t for t in batch.trajectories}
             pairs = plan_pairs(plan.rows, by_uid, guided.guidance, self.settings.model_window, scope)
-            scores = turn_scores(pairs, self.passes.score(pairs.pairs))
+            scores = turn_scores(pairs, self.passes.score(pairs.pairs, self.teacher))
         unguided = {uid: one.abstain_reason or "unexplained" for uid, one in guided.guidance.items() if not one}
         return replace(batch, scores=scores, unguided=unguided)
 
