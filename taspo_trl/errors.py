@@ -54,3 +54,7 @@ class InvariantError(TaspoError, AssertionError):
 
 class RecordError(TaspoError, ValueError):
     """A saved trajectory record cannot be read: wrong version, missing field, broken line."""
+
+
+class ReplayError(TaspoError, RuntimeError):
+    """A recorded episode does not come back: the same row, seed and actions gave other texts, or none."""

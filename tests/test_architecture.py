@@ -24,6 +24,7 @@ ORDER = (
     ("methods",),
     ("config",),
     ("evaluation",),
+    ("truth",),
     ("plots", "reporting", "viewer"),
     ("analyze", "training"),
     ("trainer",),

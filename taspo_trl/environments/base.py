@@ -46,6 +46,8 @@ class ResetResult:
     - `admissible_actions` (`list[str]`): what may be done now; left out of the prompt when absent.
     - `messages` (`list[dict]`): conversation contexts: the messages that open the chat, in place of the template's;
       each has a `role` and a `content`, both strings.
+
+    `progress` (a number, larger is nearer to the goal) is read by what measures credit, in both results.
     """
 
     observation: str
@@ -190,6 +192,14 @@ class TextEnvironment:
     def generic_skill(self, family: str) -> str:
         """Advice for a task family, for the comparison construction `generic_skill`. Empty = none."""
         return ""
+
+    def oracle_plan(self) -> list[str] | None:
+        """Optional: a shortest list of actions from the present state to the goal, which a simulator can know.
+
+        Empty where the goal holds. None: nothing exact is known here. Read by what measures credit, and by the
+        comparison construction `oracle_plan`; no method sees it.
+        """
+        return None
 
 
 def attribute(environment: Any, name: str) -> Any:

@@ -21,6 +21,22 @@ class Rate:
         return self.num_successes / self.num_plays if self.num_plays else math.nan
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_json(self) -> list[float | None]:
+        """[value, low, high]; what is not a number becomes None."""
+        return [one if math.isfinite(one) else None for one in (self.value, self.low, self.high)]
+
+    def __str__(self) -> str:
+        return "-" if math.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
 def wilson_rate(outcomes: Sequence[bool], confidence: float = 0.95) -> Rate:
     """A success rate with its Wilson score interval."""
     from scipy.stats import binomtest

@@ -230,3 +230,13 @@ def test_seed_varies_the_search_and_the_same_seed_repeats_it():
         for index in range(12)
     ]
     assert again == paths[0]
+
+
+def test_the_environment_tells_its_plan_from_wherever_it_stands():
+    environment = HouseholdEnvironment("small")
+    assert environment.oracle_plan() is None, "before the first reset"
+    environment.reset(split="train", index=3)
+    while plan_left := environment.oracle_plan():
+        environment.step(plan_left[0])
+        assert environment.oracle_plan() == plan_left[1:]
+    assert environment.world.is_solved() and environment.oracle_plan() == []

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ...errors import ConfigurationError, EnvironmentContractError
 from ..base import ResetResult, StepResult, TextEnvironment
 from .catalogue import FAMILIES, PRESETS
+from .oracle import plan
 from .tasks import DEFAULT_SIZES, capacity, check_preset, check_split, family_of, make_task, task_id
 from .wording import (
     GENERIC_SKILLS,
@@ -117,6 +118,12 @@ class HouseholdEnvironment(TextEnvironment):
 
     def generic_skill(self, family: str) -> str:
         return GENERIC_SKILLS.get(family, "")
+
+    def oracle_plan(self) -> list[str] | None:
+        """The oracle's actions from the present state; empty where the goal holds."""
+        if self.world is None:
+            return None
+        return [] if self.world.is_solved() else plan(self.world)
 
     @classmethod
     def dataset(  # type: ignore[override]

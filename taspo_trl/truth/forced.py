@@ -1,0 +1,52 @@
+"""An engine that repeats recorded replies first and samples afterwards: an episode continued from one of its moments.
+
+The rollout loop plays the recorded part as it played it then, so that what follows has the full context of its moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+from ..errors import ReplayError
+from ..generation import Engine, Generation, GenerationRequest, SamplingSettings
+from ..types import Turn
+
+
+class ForcedPrefixes:
+    """Answers the first requests of an episode from the record, and passes the others on.
+
+    Args:
+        engine (`Engine`):
+            Samples what is not recorded.
+        prefixes (`Mapping[str, Sequence[Turn]]`):
+            Episode uid -> its recorded turns. A request whose prompt is not the recorded one, token for token, fails.
+    """
+
+    def __init__(self, engine: Engine, prefixes: Mapping[str, Sequence[Turn]]):
+        self._engine = engine
+        self._prefixes = prefixes
+        self._num_asked: dict[str, int] = {}
+        self.num_sampled = 0
+        """Replies that were not recorded."""
+
+    def begin(self, sampling: SamplingSettings, seed: int) -> None:
+        self._num_asked.clear()
+        self._engine.begin(sampling, seed)
+
+    def submit(self, request: GenerationRequest) -> Future[Generation]:
+        turns = self._prefixes.get(request.episode_uid, ())
+        number = self._num_asked.get(request.episode_uid, 0)
+        self._num_asked[request.episode_uid] = number + 1
+        if number >= len(turns):
+            self.num_sampled += 1
+            return self._engine.submit(request)
+        turn, future = turns[number], Future[Generation]()
+        if turn.prompt_ids and turn.prompt_ids != request.prompt_ids:
+            future.set_exception(ReplayError(f"the prompt of turn {number} is another one than the recorded"))
+        else:
+            future.set_result(Generation(turn.reply_ids, turn.finish_reason, turn.sampling_logps))
+        return future
+
+    def flush(self) -> None:
+        self._engine.flush()

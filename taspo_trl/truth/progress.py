@@ -1,0 +1,97 @@
+"""Progress of each turn by an oracle: how many steps of a shortest plan it saved.
+
+The episode is replayed from its row, seed and actions, and refused when the world answers with other texts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..environments.answers import finite_number
+from ..environments.base import ResetResult, StepResult, attribute, call
+from ..errors import ReplayError
+from ..types import Trajectory
+
+
+Labels = dict[tuple[str, int], float]
+"""(trajectory uid, turn index) -> what the turn was worth. A turn that nothing is known of is not there."""
+
+
+def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str | None, Callable[[], Any]]) -> Labels:
+    """D(before) - D(after) of every turn, D being the length of the environment's plan to the goal.
+
+    Where the environment has no `oracle_plan` for a state, the `info["progress"]` of its answers is taken: the value
+    after the action minus the value before. A turn without either has no label.
+
+    Args:
+        trajectories (`Iterable[Trajectory]`):
+            Played episodes; those that ended through infrastructure are passed over.
+        factories (`Mapping[str | None, Callable]`):
+            Environment name -> callable that makes an instance, as a pool is given them.
+
+    Raises:
+        ReplayError: the world does not repeat an episode.
+    """
+    labels: Labels = {}
+    environments: dict[str | None, Any] = {}
+    try:
+        for trajectory in trajectories:
+            if not trajectory.is_usable:
+                continue
+            name = trajectory.environment
+            if name not in environments:
+                environments[name] = factories[name]()
+            states = _states(trajectory, environments[name])
+            for t, (before, after) in enumerate(itertools.pairwise(states)):
+                if before is not None and after is not None and before[0] == after[0]:
+                    labels[trajectory.uid, t] = after[1] - before[1]
+    finally:
+        for environment in environments.values():
+            environment.close()
+    return labels
+
+
+def _states(trajectory: Trajectory, environment: Any) -> list[tuple[str, float] | None]:
+    """(who says so, how near the goal is) before each turn and after the last; None where nothing is known."""
+    if trajectory.seed is None:
+        raise ReplayError(f"Episode {trajectory.uid} was recorded without its seed, so it cannot be replayed.")
+    result: Any = _answer(trajectory, environment, "reset", {**trajectory.task, "seed": trajectory.seed})
+    states = [_nearness(environment, result)]
+    for t, turn in enumerate(trajectory.turns):
+        check_text(trajectory, t, turn.observation, result.observation)
+        if t == len(trajectory.turns) - 1 and trajectory.stop_reason.is_infrastructure:
+            break
+        result = _answer(trajectory, environment, "step", {"action": turn.action})
+        check_text(trajectory, t + 1, turn.next_observation, result.observation)
+        states.append(_nearness(environment, result))
+    return states
+
+
+def _answer(trajectory: Trajectory, environment: Any, method: str, arguments: dict[str, Any]) -> Any:
+    try:
+        return call(environment, method, arguments)
+    except Exception as error:
+        raise ReplayError(f"Episode {trajectory.uid} cannot be replayed: {type(error).__name__}: {error}") from error
+
+
+def check_text(trajectory: Trajectory, state: int, recorded: str, replayed: str) -> None:
+    """Refuse a world that answers with another text than the recorded one.
+
+    Raises:
+        ReplayError: it does.
+    """
+    if recorded != replayed:
+        raise ReplayError(
+            f"Episode {trajectory.uid} does not replay: before turn {state} the record says {recorded[:120]!r}, and "
+            f"the same row, seed and actions now give {replayed[:120]!r}. Its turns cannot be labelled."
+        )
+
+
+def _nearness(environment: Any, result: ResetResult | StepResult) -> tuple[str, float] | None:
+    plan = attribute(environment, "oracle_plan")()
+    if plan is not None:
+        return "plan", -float(len(plan))
+    progress = finite_number(result.info.get("progress"))
+    return None if progress is None else ("progress", progress)

@@ -1,0 +1,271 @@
+"""What the policy makes of a state: the mean outcome of several continuations from it (Monte-Carlo).
+
+V(t) is the value before turn t of a recorded episode, under the policy that is given, with the full context of that
+moment; the turn's advantage is V(t + 1) - V(t). Any environment that replays will do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..environments.workers import EnvironmentPool
+from ..errors import ConfigurationError, ReplayError
+from ..files import write_text
+from ..generation import Engine, SamplingSettings
+from ..rollout.contexts import ChatRenderer
+from ..rollout.loop import RolloutSettings, play_episodes
+from ..rollout.tasks import EpisodeSpec
+from ..seeds import derive_seed
+from ..types import Trajectory
+from .forced import ForcedPrefixes
+from .progress import Labels, check_text
+
+
+State = tuple[str, int]
+"""(trajectory uid, t): the state before turn t."""
+
+
+@dataclass(frozen=True)
+class TurnValues:
+    """The outcomes of the continuations.
+
+    Args:
+        outcomes (`Mapping[State, tuple[float, ...]]`):
+            One value for each continuation; one alone for a state that ends the episode, whose outcome is known.
+        num_turns (`Mapping[str, int]`):
+            Trajectory uid -> T_i, for the trajectories that were asked for.
+        num_replies (`int`):
+            Replies that were sampled for it: the cost.
+    """
+
+    outcomes: Mapping[State, tuple[float, ...]]
+    num_turns: Mapping[str, int]
+    num_replies: int = 0
+
+    def labels(self, half: int | None = None) -> Labels:
+        """V(t + 1) - V(t) of each turn.
+
+        Args:
+            half (`int`, *optional*):
+                0 or 1: from every second continuation only. Two halves share no continuation, so their agreement says
+                how much of the labels is not noise.
+        """
+        values = {state: _mean(_part(outcomes, half)) for state, outcomes in self.outcomes.items()}
+        labels = {(uid, t): values[uid, t + 1] - values[uid, t] for uid, t in self._turns()}
+        return {turn: label for turn, label in labels.items() if math.isfinite(label)}
+
+    def standard_errors(self) -> Labels:
+        """Of each label."""
+        return {
+            (uid, t): math.sqrt(
+                _variance_of_mean(self.outcomes[uid, t]) + _variance_of_mean(self.outcomes[uid, t + 1])
+            )
+            for uid, t in self._turns()
+        }
+
+    def _turns(self) -> Iterator[State]:
+        for uid, num_turns in self.num_turns.items():
+            for t in range(num_turns):
+                if self.outcomes.get((uid, t)) and self.outcomes.get((uid, t + 1)):
+                    yield uid, t
+
+
+def sampled_trajectories(trajectories: Sequence[Trajectory], num_turns: int, seed: int = 0) -> list[Trajectory]:
+    """Whole usable trajectories in random order until they have `num_turns` turns: credit is compared inside them."""
+    usable = [t for t in trajectories if t.is_usable]
+    random.Random(seed).shuffle(usable)
+    chosen, total = [], 0
+    for one in usable:
+        if total >= num_turns:
+            break
+        chosen.append(one)
+        total += len(one.turns)
+    return chosen
+
+
+def num_replies_expected(trajectories: Sequence[Trajectory], num_continuations: int) -> int:
+    """Replies that [`play_values`] will sample if continuations are as long as the episodes themselves were."""
+    return num_continuations * sum(len(t.turns) * (len(t.turns) + 1) // 2 for t in trajectories)
+
+
+def play_values(
+    trajectories: Sequence[Trajectory],
+    *,
+    engine: Engine,
+    pool: EnvironmentPool,
+    renderer: ChatRenderer,
+    rollout: RolloutSettings,
+    sampling: SamplingSettings,
+    num_continuations: int = 8,
+    seed: int = 0,
+    value_of: Callable[[Trajectory], float] | None = None,
+    states_in_flight: int = 32,
+    progress_path: str | os.PathLike | None = None,
+    on_states: Callable[[int, int], None] | None = None,
+) -> TurnValues:
+    """Continue every trajectory from each of its states.
+
+    Args:
+        trajectories (`Sequence[Trajectory]`):
+            Recorded episodes, with their seeds.
+        engine (`Engine`), pool (`EnvironmentPool`), renderer (`ChatRenderer`), rollout (`RolloutSettings`), \
+        sampling (`SamplingSettings`):
+            The policy and the settings that played them; other settings give other prompts, which is refused.
+        num_continuations (`int`, *optional*, defaults to `8`):
+            K for each state. The standard error of a value is at most 0.5 / sqrt(K) for outcomes of 0 and 1.
+        seed (`int`, *optional*, defaults to `0`):
+            Of the sampling.
+        value_of (`Callable`, *optional*):
+            A finished trajectory's value. If `None`, 1.0 for a verified success, else 0.0.
+        states_in_flight (`int`, *optional*, defaults to `32`):
+            States that are continued at the same time, K episodes each.
+        progress_path (`str` or `PathLike`, *optional*):
+            JSON-lines file to which finished states are appended. What is found there is not played again, and the
+            result is the same. It belongs to one set of trajectories and settings: others raise.
+        on_states (`Callable`, *optional*):
+            Called with (states that are done, all states).
+
+    Raises:
+        ReplayError: an episode does not come back.
+        ConfigurationError: fewer than two continuations, or a progress file of something else.
+    """
+    if num_continuations < 2:
+        raise ConfigurationError(
+            f"`num_continuations` ({num_continuations}) must be at least 2: a standard error needs two values."
+        )
+    value = value_of or _success
+    for one in trajectories:
+        if one.seed is None:
+            raise ReplayError(f"Episode {one.uid} was recorded without its seed, so it cannot be replayed.")
+    states = [(one, t) for one in trajectories for t in range(len(one.turns))]
+    facts = {
+        "trajectories": f"{derive_seed(*(part for one in trajectories for part in _identity(one))):016x}",
+        "num_continuations": num_continuations,
+        "states_in_flight": states_in_flight,
+        "seed": seed,
+        "sampling": asdict(sampling),
+        "rollout": asdict(rollout),
+    }
+    done, num_replies = _read_progress(progress_path, facts)
+    outcomes: dict[State, tuple[float, ...]] = {(one.uid, len(one.turns)): (value(one),) for one in trajectories}
+    for start in range(0, len(states), states_in_flight):
+        chunk = states[start : start + states_in_flight]
+        if not all((one.uid, t) in done for one, t in chunk):
+            engine_of_chunk = ForcedPrefixes(
+                engine, {_uid(one, t, k): one.turns[:t] for one, t in chunk for k in range(num_continuations)}
+            )
+            # A seed for each chunk: an interrupted run goes on with the same draws.
+            engine_of_chunk.begin(sampling, derive_seed("values", seed, start))
+            specs = [_spec(one, t, k) for one, t in chunk for k in range(num_continuations)]
+            played = play_episodes(specs, engine=engine_of_chunk, pool=pool, renderer=renderer, settings=rollout)
+            found: dict[State, list[float]] = {(one.uid, t): [] for one, t in chunk}
+            for place, continued in enumerate(played):
+                one, t = chunk[place // num_continuations]
+                _check(one, t, continued)
+                if not continued.stop_reason.is_infrastructure:
+                    found[one.uid, t].append(value(continued))
+            new = {state: tuple(values) for state, values in found.items()}
+            _append(progress_path, new, engine_of_chunk.num_sampled)
+            num_replies += engine_of_chunk.num_sampled
+            done |= new
+        outcomes |= {(one.uid, t): done[one.uid, t] for one, t in chunk}
+        if on_states is not None:
+            on_states(min(start + states_in_flight, len(states)), len(states))
+    return TurnValues(outcomes, {one.uid: len(one.turns) for one in trajectories}, num_replies)
+
+
+def _success(trajectory: Trajectory) -> float:
+    return float(trajectory.success)
+
+
+def _identity(trajectory: Trajectory) -> tuple[Any, ...]:
+    return trajectory.uid, trajectory.seed, *(turn.action for turn in trajectory.turns)
+
+
+def _uid(trajectory: Trajectory, t: int, k: int) -> str:
+    return f"{trajectory.uid}-t{t}-c{k}"
+
+
+def _spec(trajectory: Trajectory, t: int, k: int) -> EpisodeSpec:
+    assert trajectory.seed is not None
+    row, environment = trajectory.task, trajectory.environment
+    return EpisodeSpec(_uid(trajectory, t, k), f"{trajectory.uid}-t{t}", k, row, trajectory.seed, environment)
+
+
+def _check(recorded: Trajectory, t: int, continued: Trajectory) -> None:
+    """Refuse a continuation whose recorded part came out differently."""
+    turns = continued.turns
+    if len(turns) < t:
+        raise ReplayError(
+            f"Episode {recorded.uid} does not replay: it ended before turn {t} ({continued.stop_reason.value}"
+            f"{': ' + continued.error if continued.error else ''}). Its turns cannot be labelled."
+        )
+    for number, (old, new) in enumerate(zip(recorded.turns[:t], turns, strict=False)):
+        check_text(recorded, number, old.observation, new.observation)
+        check_text(recorded, number + 1, old.next_observation, new.next_observation)
+    if len(turns) > t and t < len(recorded.turns):
+        check_text(recorded, t, recorded.turns[t].observation, turns[t].observation)
+
+
+def _part(outcomes: Sequence[float], half: int | None) -> Sequence[float]:
+    # A single value is an outcome that is known: both halves have it.
+    return outcomes if half is None or len(outcomes) == 1 else outcomes[half::2]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _variance_of_mean(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+
+def _header(facts: Mapping[str, Any]) -> str:
+    return json.dumps({"settings": facts}, sort_keys=True, default=str)
+
+
+def _read_progress(
+    path: str | os.PathLike | None, facts: Mapping[str, Any]
+) -> tuple[dict[State, tuple[float, ...]], int]:
+    if path is None:
+        return {}, 0
+    path, header = Path(path), _header(facts)
+    if not path.exists() or path.stat().st_size == 0:
+        write_text(path, header + "\n")
+        return {}, 0
+    lines = path.read_text(encoding="utf-8").split("\n")
+    if lines[0] != header:
+        raise ConfigurationError(
+            f"{path} holds the values of other episodes or settings. Delete it, or choose another output."
+        )
+    done: dict[State, tuple[float, ...]] = {}
+    num_replies = 0
+    for line in lines[1:-1]:  # behind the last line break stands nothing, or a line that a kill has cut
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue
+        num_replies += data["replies"]
+        done |= {(uid, t): tuple(values) for uid, t, values in data["states"]}
+    if lines[-1]:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n")
+    return done, num_replies
+
+
+def _append(path: str | os.PathLike | None, states: Mapping[State, tuple[float, ...]], num_replies: int) -> None:
+    if path is None:
+        return
+    line = json.dumps({"replies": num_replies, "states": [[uid, t, values] for (uid, t), values in states.items()]})
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
