@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..errors import AnalyzerError, InvariantError
 from ..types import Rejection
 from .answers import read_answer
 from .base import Analyzer, AnalyzerReply, AnalyzerRequest, FailedAnswer
 
+
+logger = logging.getLogger(__name__)
 
 _ITEM_CHARS = 600  # of an unreadable answer that are kept for the record
 
@@ -59,7 +63,7 @@ def ask(
     """
     rejections: list[Rejection] = []
     while True:
-        reply = analyzer.complete(request)
+        reply = _reply(analyzer, request)
         is_second = request.failed is not None
         if reply.error:
             on_reply(request, _counted(reply, is_second))
@@ -74,6 +78,33 @@ def ask(
         if is_second or fault not in _IN_WORDS:
             return Asked(None, fault, tuple(rejections))
         request = replace(request, failed=FailedAnswer(reply.text, _IN_WORDS[fault]))
+
+
+def _reply(analyzer: Analyzer, request: AnalyzerRequest) -> AnalyzerReply:
+    """The analyzer's reply; one that breaks its contract costs this question and not the step."""
+    try:
+        reply = analyzer.complete(request)
+    except (AnalyzerError, InvariantError):
+        raise
+    except Exception:
+        logger.warning("An analyzer raised, which counts as a failed call (`raised`).", exc_info=True)
+        return AnalyzerReply(error="raised")
+    if _is_reply(reply):
+        return reply
+    logger.warning("An analyzer gave a %s that is no AnalyzerReply (`wrong_type`).", type(reply).__name__)
+    return AnalyzerReply(error="wrong_type")
+
+
+def _is_reply(reply: Any) -> bool:
+    if not isinstance(reply, AnalyzerReply):
+        return False
+    texts = (reply.text, reply.error, reply.finish_reason)
+    numbers = (reply.prompt_tokens, reply.completion_tokens, reply.cost_usd, reply.seconds)
+    return (
+        all(isinstance(one, str) for one in texts)
+        and isinstance(reply.details, Mapping)
+        and all(one is None or isinstance(one, int | float) for one in (*numbers, *reply.details.values()))
+    )
 
 
 def _counted(
