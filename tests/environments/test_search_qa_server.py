@@ -1,6 +1,7 @@
 """Our own server, and the client wherever it is called from."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import pickle
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -167,6 +169,19 @@ def test_a_client_travels_to_another_process():
     assert (sent.url, sent.wire_format, sent.timeout) == (retriever.url, "single", 1.5)
     both = pickle.loads(pickle.dumps(BatchingRetriever(retriever, max_batch=7)))
     assert (both.max_batch, both.retriever.url) == (7, retriever.url)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_request_without_end_is_refused_and_the_next_one_served(is_packed, monkeypatch):
+    monkeypatch.setattr("taspo_trl.environments.search_qa.server.MAX_REQUEST_BYTES", 2**16)
+    body = b'{"queries": ["' + b"x" * 2**22 + b'"]}'
+    headers = {"Content-Encoding": "gzip"} if is_packed else {}
+    with RetrieverServer(EchoOnly(), port=0) as server:
+        long = urllib.request.Request(server.url, gzip.compress(body) if is_packed else body, headers)
+        with pytest.raises(urllib.error.URLError) as refused:  # or the connection is closed before all is sent
+            urllib.request.urlopen(long, timeout=10)
+        assert getattr(refused.value, "code", 413) == 413
+        assert ids(client(server.url).search(["q"], 1)) is not None
 
 
 def test_searching_starts_one_thread_in_all():
