@@ -443,8 +443,8 @@ class TASPOConfig(GRPOConfig):
         check_choices(values, self._own_choices())
         check_ranges(values)
         check_options(values)
-        for name in ("analyzer_api_base", "vllm_server_base_url"):
-            if values[name] and holds_secret(values[name]):  # not shown, for that reason
+        for name, value in values.items():
+            if isinstance(value, str) and "://" in value and holds_secret(value):  # not shown, for that reason
                 raise ConfigurationError(
                     f"`{name}` holds a user name, a query, path parameters or something like a key, and a "
                     "configuration is saved with every checkpoint. Write the plain address, for example "

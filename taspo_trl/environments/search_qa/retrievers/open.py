@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from ....errors import ConfigurationError
+from ....redaction import redacted
 from ..jsonl import is_jsonl
 from ..world import build_passages, build_world
 from . import bm25, dense
@@ -72,7 +73,7 @@ def check_spec(spec: Retriever | str | Path) -> None:
         import_bm25s()
     else:
         raise ConfigurationError(
-            f"`retriever` is {str(spec)!r}. Give {EMBEDDED!r}, an address that begins with http:// or "
+            f"`retriever` is {redacted(str(spec))!r}. Give {EMBEDDED!r}, an address that begins with http:// or "
             f"{SINGLE_PREFIX}http://, an index folder, or a corpus in JSON lines (.jsonl, .jsonl.gz, .jsonl.xz)."
         )
 
