@@ -42,9 +42,10 @@ def declared(*extras: str) -> set[str]:
 
 def test_the_lock_holds_everything_that_the_suite_needs_but_torch_in_the_versions_of_the_constraints():
     locked, wanted = pins("lock.txt"), pins("constraints.txt")
-    assert declared(*EXTRAS) - set(locked) == {"torch"}
-    assert declared("alfworld") - set(locked) - set(pins("lock-alfworld.txt")) == {"torch"}
-    assert not {name for name in locked if name in wanted and locked[name] != wanted[name]}
+    remedy = "run `make lock` after a change of setup.cfg or constraints.txt"
+    assert declared(*EXTRAS) - set(locked) == {"torch"}, remedy
+    assert declared("alfworld") - set(locked) - set(pins("lock-alfworld.txt")) == {"torch"}, remedy
+    assert not {name for name in locked if name in wanted and locked[name] != wanted[name]}, remedy
     assert not [name for name in locked if name.startswith(("torch", "nvidia", "cuda", "triton"))]
 
 
