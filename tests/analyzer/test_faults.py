@@ -15,8 +15,9 @@ import pytest
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.analyzer.llm import transport
+from taspo_trl.guidance.aligned import AlignedConstruction
+from taspo_trl.guidance.base import GuidanceContext
 from taspo_trl.guidance.block import Composer
-from taspo_trl.guidance.constructions import AlignedConstruction
 from taspo_trl.guidance.stage import GuidanceBatch, GuidanceStage
 from taspo_trl.types import TrajectoryGroup
 
@@ -41,7 +42,8 @@ def groups() -> list[TrajectoryGroup]:
 
 
 def guided(analyzer: Any, time_budget: float | None = None) -> GuidanceBatch:
-    stage = GuidanceStage(AlignedConstruction(analyzer, Composer(byte_bpe())), 2, time_budget=time_budget)
+    construction, context = AlignedConstruction(Composer(byte_bpe())), GuidanceContext(analyzer)
+    stage = GuidanceStage(construction, 2, time_budget=time_budget, context=context)
     for group in groups():
         stage.submit(group)
     try:
