@@ -76,6 +76,16 @@ def test_two_processes_train_as_one(tmp_path, scenario, options):
 
 
 @pytest.mark.slow
+def test_loss_that_is_no_number_on_one_rank_skips_the_step_on_all(tmp_path):
+    done = launch(tmp_path, 2, scenario="nan_on_rank_one", steps=3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = results(tmp_path, 2)
+    assert [entry["nonfinite_steps"] for entry in first["log"]] == [0, 1, 1]
+    for name, value in first["parameters"].items():
+        assert torch.isfinite(value).all() and torch.equal(value, second["parameters"][name]), name
+
+
+@pytest.mark.slow
 def test_analyzer_that_fails_on_one_rank_costs_only_its_groups(tmp_path):
     done = launch(tmp_path, 2, scenario="analyzer_fails_on_one_rank")
     assert done.returncode == 0, done.stderr[-3000:]

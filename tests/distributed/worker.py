@@ -16,6 +16,7 @@ from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from tests import tiny
 from tests.trainer.test_gradients import Ragged, ragged_reply, ragged_rows
+from tests.trainer.test_survival import poison
 
 
 def uneven_reply(uid: str, turn: int) -> str:
@@ -88,6 +89,8 @@ def main() -> None:
         **keywords,
         **values,
     )
+    if scenario == "nan_on_rank_one" and rank == 1:
+        poison(made, {2})
     made.train()
     if is_sampled:
         made.evaluate()
