@@ -69,13 +69,47 @@ def token_coefficient(num_trajectories: int, num_turns: int, num_tokens: int) ->
     return 1.0 / (num_trajectories * num_turns * num_tokens)
 
 
-def deal_rows(
-    lengths: Sequence[int], num_steps: int, num_micro_steps: int, num_processes: int, seed: int
-) -> list[list[list[list[int]]]]:
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Which rows of a rollout batch are computed when, and where.
+
+    Six rows of 6, 5, 4, 3, 2 and 1 tokens, one optimizer step of two micro-steps, two processes; the longest first,
+    each onto the least loaded of the four shares:
+
+        micro-step 0, process 0: rows (0,), 6 tokens     `deal.rows(step=0, micro_step=0, process=0) == (0,)`
+        micro-step 0, process 1: rows (1,), 5 tokens     `deal.rows(step=0, micro_step=0, process=1) == (1,)`
+        micro-step 1, process 0: rows (2, 5), 5 tokens   `deal.rows(step=0, micro_step=1, process=0) == (2, 5)`
+        micro-step 1, process 1: rows (3, 4), 5 tokens   `deal.rows(step=0, micro_step=1, process=1) == (3, 4)`
+    """
+
+    num_steps: int
+    """K: optimizer steps of the rollout batch."""
+    num_micro_steps: int
+    """Gradient accumulation steps in each of them."""
+    num_processes: int
+    shares: tuple[tuple[int, ...], ...]
+    """Indices of rows in ascending order, for each step, in it each micro-step, in it each process."""
+
+    def rows(self, step: int, micro_step: int, process: int) -> tuple[int, ...]:
+        """What one process computes in one micro-step; empty when nothing is left for it."""
+        return self.shares[(step * self.num_micro_steps + micro_step) * self.num_processes + process]
+
+    def rows_of_step(self, step: int) -> tuple[int, ...]:
+        """All rows of one optimizer step, over its micro-steps and processes."""
+        size = self.num_micro_steps * self.num_processes
+        return tuple(row for share in self.shares[step * size : (step + 1) * size] for row in share)
+
+    def factor(self, step: int) -> float:
+        """N_row / n_k: what the coefficients of step k are multiplied by; 0 for a step without rows."""
+        num_rows = len(self.rows_of_step(step))
+        return sum(map(len, self.shares)) / num_rows if num_rows else 0.0
+
+
+def deal_rows(lengths: Sequence[int], num_steps: int, num_micro_steps: int, num_processes: int, seed: int) -> Deal:
     """Deal rows to optimizer steps at random, and inside a step to micro-steps and processes by tokens.
 
     A trajectory's rows may land in different steps: with the factor N_row / n_k on its coefficients, each step is an
-    unbiased estimate of E8 (see [`step_factor`]). Every process computes the same deal.
+    unbiased estimate of E8 (see [`Deal.factor`]). Every process computes the same deal.
 
     Args:
         lengths (`Sequence[int]`):
@@ -86,12 +120,12 @@ def deal_rows(
             Decides which rows go to which step.
 
     Returns:
-        `list[list[list[list[int]]]]`: `deal[step][micro_step][process]` = indices of rows, in ascending order.
+        `Deal`: every row in exactly one share.
     """
     order = list(range(len(lengths)))
     if num_steps > 1:
         random.Random(seed).shuffle(order)
-    deal = []
+    shares: list[tuple[int, ...]] = []
     for step in range(num_steps):
         mine = sorted(order[step::num_steps], key=lambda row: (-lengths[row], row))
         bins: list[list[int]] = [[] for _ in range(num_micro_steps * num_processes)]
@@ -100,19 +134,8 @@ def deal_rows(
             target = min(range(len(bins)), key=lambda b: (loads[b], b))
             bins[target].append(row)
             loads[target] += lengths[row]
-        deal.append(
-            [
-                [sorted(bins[micro * num_processes + process]) for process in range(num_processes)]
-                for micro in range(num_micro_steps)
-            ]
-        )
-    return deal
-
-
-def step_factor(deal: list[list[list[list[int]]]], step: int) -> float:
-    """N_row / n_k: what the coefficients of step k are multiplied by; 0 for a step without rows."""
-    counts = [sum(len(rows) for micro in one for rows in micro) for one in deal]
-    return sum(counts) / counts[step] if counts[step] else 0.0
+        shares.extend(tuple(sorted(one)) for one in bins)
+    return Deal(num_steps, num_micro_steps, num_processes, tuple(shares))
 
 
 def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -1,13 +1,14 @@
 """Trajectories to rows, rows to optimizer steps, micro-steps, processes and micro-batches."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taspo_trl.rows import RowTurn, build_rows, deal_rows, pack_rows, step_factor, token_coefficient
+from taspo_trl.rows import Deal, RowTurn, build_rows, deal_rows, pack_rows, token_coefficient
 from tests.builders import conversation_trajectory, trajectory, turn, window_trajectory
 
 
@@ -105,36 +106,55 @@ deals = st.fixed_dictionaries(
 )
 
 
+def places(deal: Deal):
+    """(step, micro-step, process) of every share, in the order in which shares are filled."""
+    return itertools.product(range(deal.num_steps), range(deal.num_micro_steps), range(deal.num_processes))
+
+
 @given(deals)
 def test_every_row_is_dealt_exactly_once(arguments):
     deal = deal_rows(**arguments)
-    assert len(deal) == arguments["num_steps"]
-    assert all(len(step) == arguments["num_micro_steps"] for step in deal)
-    assert all(len(micro) == arguments["num_processes"] for step in deal for micro in step)
-    shares = [share for step in deal for micro in step for share in micro]
-    assert all(share == sorted(share) for share in shares)
+    shares = [deal.rows(*place) for place in places(deal)]
+    assert len(shares) == arguments["num_steps"] * arguments["num_micro_steps"] * arguments["num_processes"]
+    assert all(list(share) == sorted(share) for share in shares)
     assert sorted(itertools.chain(*shares)) == list(range(len(arguments["lengths"])))
+
+
+@given(deals)
+def test_the_rows_of_a_step_are_those_of_its_micro_steps_and_processes(arguments):
+    deal = deal_rows(**arguments)
+    found = [[row for step, *rest in places(deal) if step == k for row in deal.rows(step, *rest)] for k in range(4)]
+    assert [list(deal.rows_of_step(k)) for k in range(deal.num_steps)] == found[: deal.num_steps]
 
 
 @given(deals)
 def test_steps_get_equal_numbers_of_rows_and_processes_similar_numbers_of_tokens(arguments):
     lengths = arguments["lengths"]
     deal = deal_rows(**arguments)
-    sizes = [sum(len(share) for micro in step for share in micro) for step in deal]
+    sizes = [len(deal.rows_of_step(step)) for step in range(deal.num_steps)]
     assert max(sizes) - min(sizes) <= 1
-    for step in deal:
-        loads = [sum(lengths[row] for row in share) for micro in step for share in micro]
-        mine = [lengths[row] for micro in step for share in micro for row in share]
+    for one in range(deal.num_steps):
+        loads = [sum(lengths[row] for row in deal.rows(*place)) for place in places(deal) if place[0] == one]
         # Longest first onto the least loaded never leaves a gap larger than the longest row.
-        assert max(loads) - min(loads) <= max(mine, default=0)
+        assert max(loads) - min(loads) <= max((lengths[row] for row in deal.rows_of_step(one)), default=0)
 
 
 def test_longest_rows_are_dealt_first_by_hand():
-    # 4 -> first bin, 3 -> second, 2 -> second (3 < 4), then 1 -> first (4 < 5): 5 and 5 tokens.
-    assert deal_rows([1, 2, 3, 4], 1, 1, 2, seed=0) == [[[[0, 3], [1, 2]]]]
-    assert deal_rows([1, 2, 3, 4], 1, 2, 1, seed=0) == [[[[0, 3]], [[1, 2]]]]
-    # Six bins in the order (micro-step, process).
-    assert deal_rows([6, 5, 4, 3, 2, 1], 1, 2, 3, seed=0) == [[[[0], [1], [2]], [[3], [4], [5]]]]
+    # 4 -> first share, 3 -> second, 2 -> second (3 < 4), then 1 -> first (4 < 5): 5 and 5 tokens.
+    assert deal_rows([1, 2, 3, 4], 1, 1, 2, seed=0) == Deal(1, 1, 2, ((0, 3), (1, 2)))
+    assert deal_rows([1, 2, 3, 4], 1, 2, 1, seed=0) == Deal(1, 2, 1, ((0, 3), (1, 2)))
+    # Six shares in the order (micro-step, process).
+    assert deal_rows([6, 5, 4, 3, 2, 1], 1, 2, 3, seed=0) == Deal(1, 2, 3, ((0,), (1,), (2,), (3,), (4,), (5,)))
+
+
+def test_the_worked_example_of_a_deal():
+    deal = deal_rows([6, 5, 4, 3, 2, 1], 1, 2, 2, seed=0)
+    said = re.findall(r"micro-step (\d), process (\d): rows (\(.*?\)), (\d) tokens +`(.*)`", Deal.__doc__ or "")
+    assert len(said) == len(deal.shares)
+    for micro_step, process, rows, tokens, code in said:
+        share = deal.rows(0, int(micro_step), int(process))
+        assert str(share) == rows and sum(6 - row for row in share) == int(tokens)
+        assert eval(code, {"deal": deal})
 
 
 @given(deals)
@@ -143,7 +163,7 @@ def test_deal_depends_on_nothing_but_its_arguments(arguments):
 
 
 def test_seed_decides_which_step_a_row_goes_to():
-    splits = {str(deal_rows([5] * 8, 2, 1, 1, seed)) for seed in range(20)}
+    splits = {deal_rows([5] * 8, 2, 1, 1, seed) for seed in range(20)}
     assert len(splits) > 10
 
 
@@ -159,9 +179,9 @@ def test_step_factors_undo_the_deal_on_average(arguments):
     total = len(arguments["lengths"])
     values = np.random.default_rng(0).normal(size=total)
     estimate = 0.0
-    for step, one in enumerate(deal):
-        rows = [row for micro in one for share in micro for row in share]
-        factor = step_factor(deal, step)
+    for step in range(deal.num_steps):
+        rows = list(deal.rows_of_step(step))
+        factor = deal.factor(step)
         assert factor == (total / len(rows) if rows else 0.0)
         estimate += len(rows) / total * factor * values[rows].sum() if rows else 0.0
     assert estimate == pytest.approx(values.sum(), abs=1e-9)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..rows import Row, build_rows, deal_rows, pack_rows, step_factor
+from ..rows import Row, build_rows, deal_rows, pack_rows
 from ..types import Trajectory
 from .batches import EMPTY_ROW, LossRow, loss_row
 
@@ -84,23 +84,22 @@ def plan_update(
     steps = [0] * len(rows)
     micro_batches = []
     for step in range(num_steps):
-        factor = step_factor(deal, step)
-        for micro in deal[step]:
-            for row in (row for share_of in micro for row in share_of):
-                steps[row] = step
+        for row in deal.rows_of_step(step):
+            steps[row] = step
+        for micro_step in range(num_micro_steps):
             packed = [
                 [tuple(share[k] for k in batch) for batch in pack_rows([lengths[row] for row in share], max_tokens)]
-                for share in micro
+                for share in (deal.rows(step, micro_step, process) for process in range(num_processes))
             ]
             num_batches = max(1, *(len(batches) for batches in packed))
             mine = packed[process_index]
             micro_batches.append(tuple(mine + [()] * (num_batches - len(mine))))
-            for row in micro[process_index]:
+            for row in deal.rows(step, micro_step, process_index):
                 loss_rows[row] = loss_row(
                     rows[row],
                     by_uid[rows[row].traj_uid],
                     num_trajectories=len(usable),
-                    factor=factor,
+                    factor=deal.factor(step),
                     mask_truncated=mask_truncated,
                 )
     return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches), tuple(steps))
