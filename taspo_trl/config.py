@@ -106,7 +106,8 @@ class TASPOConfig(GRPOConfig):
             Seconds that a training step waits for guidance at most, after everything that overlaps with it. If `None`,
             unlimited.
         analyzer_prompts (`str`, *optional*):
-            Folder with `extraction.txt` and `alignment.txt`, the analyzer's instructions. If `None`, the package's.
+            Folder with `extraction.txt`, `alignment.txt` or `judgement.txt`, the analyzer's instructions. For a file
+            that is not there, the package's.
 
         > Parameters that control the credit
 
@@ -355,8 +356,8 @@ class TASPOConfig(GRPOConfig):
     analyzer_prompts: str | None = field(
         default=None,
         metadata={
-            "help": "Folder with `extraction.txt` and `alignment.txt`, the analyzer's instructions. If `None`, the "
-            "package's own."
+            "help": "Folder with `extraction.txt`, `alignment.txt` or `judgement.txt`, the analyzer's instructions. "
+            "Where there is none, the package's own."
         },
     )
 

@@ -101,7 +101,9 @@ def _judge(payload: Mapping[str, Any]) -> dict[str, Any]:
     actions = [step["action"] for step in steps]
     repeated = [action for action in dict.fromkeys(actions) if actions.count(action) > 1]
     reference = payload.get("reference", {"steps": ()})
-    missing = [step["action"] for step in _chain(payload["task"], reference["steps"]) if step["action"] not in actions]
+    tried = {action.lower() for action in actions}
+    chain = _chain(payload["task"], reference["steps"])
+    missing = [step["action"] for step in chain if step["action"].lower() not in tried]
     sentences = [
         _listed("The environment refused", [step["action"] for step in steps if not step["valid"]]),
         _listed("It repeated", repeated),

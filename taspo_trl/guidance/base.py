@@ -6,7 +6,7 @@ worker threads. A trajectory never sees its own transcript, except in the constr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,8 +19,8 @@ from .block import Composer, cut_away
 
 StateKey = Callable[[Trajectory, int], Hashable]
 """(trajectory, t) -> the state before the action of turn t, for t = 0..T_i."""
-Oracle = Callable[[Trajectory, int], "list[str] | None"]
-"""(trajectory, t) -> the simulator's actions from the state before turn t to the goal; None = it knows none there."""
+Oracle = Callable[[Trajectory], Sequence[list[str] | None]]
+"""Trajectory -> for each turn the simulator's actions from the state before it to the goal; None = it knows none."""
 OnReply = Callable[[AnalyzerRequest, AnalyzerReply], None]
 
 

@@ -36,7 +36,7 @@ def _accepted(members: Sequence[Trajectory]) -> Counter[str]:
     """Action -> members that had it accepted, in order of first use."""
     counts: Counter[str] = Counter()
     for member in members:
-        said = [without_reasoning(turn) for turn in member.turns if turn.valid]
+        said = [without_reasoning(turn).lower() for turn in member.turns if turn.valid]
         counts.update(list(dict.fromkeys(filter(None, said))))
     return counts
 

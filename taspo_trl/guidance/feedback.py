@@ -36,6 +36,6 @@ def feedback_of(turn: Turn) -> str | None:
 
 def _prompted(turn: Turn) -> str:
     lines = [f"Next: {text}"] if (text := collapse(turn.observation)) else []
-    if admissible := getattr(turn, "admissible_actions", None):
-        lines.append("You can: " + ", ".join(collapse(action) for action in admissible))
+    if turn.admissible_actions:
+        lines.append("You can: " + ", ".join(collapse(action) for action in turn.admissible_actions))
     return "\n".join(lines)

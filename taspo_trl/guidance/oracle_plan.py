@@ -1,6 +1,6 @@
 """An oracle: the simulator's plan from the state of each turn to the goal. An upper bound, never a method.
 
-The environment replays the target's actions up to the turn; where it knows no exact plan the turn has no block.
+The episode is replayed (`rollout/plans.py`); where the environment knows no exact plan the turn has no block.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from .base import GuidanceContext, Told
 def oracle_plan(context: GuidanceContext, group: TrajectoryGroup, target: Trajectory) -> Told:
     if context.oracle is None:
         return Told.nothing("no_oracle", target)
-    plans = [context.oracle(target, t) for t in range(len(target.turns))]
+    plans = context.oracle(target)
     texts = tuple("\n".join(f"> {collapse(action)}" for action in plan) if plan else None for plan in plans)
     return Told(texts, "no_exact_plan")

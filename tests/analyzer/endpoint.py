@@ -73,6 +73,8 @@ class Received:
 
     @property
     def stage(self) -> str:
+        if "outcome" in self.payload:
+            return "judgement"
         return "extraction" if "trajectories" in self.payload else "alignment"
 
     @property

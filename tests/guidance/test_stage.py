@@ -340,3 +340,82 @@ def test_close_ends_the_threads_and_may_be_called_twice(gate):
         gate.opened.set()
     assert construction.built == []
     GuidanceStage(construction).close()
+
+
+# ---- advantages, calls and other groups ----------------------------------------------------------------------------
+
+
+def test_advantages_of_the_caller_are_taken_as_they_are():
+    stage = GuidanceStage(Noted())
+    stage.submit(outcomes(1, 1, 0, 0), advantages=[0.0, 0.5, 0.0, -0.5])
+    guidance = stage.collect().guidance
+    stage.close()
+    assert [guidance[f"g0-k{k}"].abstain_reason for k in range(4)] == ["zero_advantage", "", "zero_advantage", ""]
+
+
+def test_flat_groups_and_single_turns_are_targets_where_the_credit_rule_wants_them():
+    flat = outcomes(1, 1, 1)
+    assert targets(flat) == [] and targets(flat, flat_groups=True) == [0, 1, 2]
+    blind = make_turn(mask=(False, False))
+    short = make_group(make_trajectory(0, make_turn()), make_trajectory(1, blind), make_trajectory(9, success=True))
+    assert targets(short) == []
+    assert targets(short, min_candidates=1) == [0] and reasons(short, min_candidates=1)[1] == "no_candidate"
+    assert targets(short, min_candidates=1, scope="reply") == [0, 1]
+
+
+def test_calls_come_with_the_batch_that_made_them_and_are_told_as_they_come():
+    told = []
+    context = GuidanceContext(ExtractiveAnalyzer(), on_reply=lambda request, reply: told.append(request.stage))
+    stage = GuidanceStage(AlignedConstruction(Composer(byte_bpe())), context=context)
+    stage.submit(outcomes(1, 0, 0))
+    first = stage.collect()
+    stage.submit(outcomes(1, 0))
+    second = stage.collect()
+    stage.close()
+    assert Counter(request.stage for request, _ in first.calls) == {"extraction": 1, "alignment": 2}
+    assert Counter(request.stage for request, _ in second.calls) == {"extraction": 1, "alignment": 1}
+    assert Counter(told) == {"extraction": 2, "alignment": 3}
+
+
+class Neighbourly(Noted):
+    """Notes which other groups it was told of."""
+
+    needs_others = True
+
+    def build(self, context: GuidanceContext, group: TrajectoryGroup, target: Trajectory) -> Guidance:
+        others = {other.group_id: shared.fault for other, shared in context.others}
+        return guided(target.uid, (1,), len(target.turns), ",".join(sorted(others)), self.name)
+
+
+def test_who_needs_the_other_groups_is_built_when_all_are_prepared():
+    construction = Neighbourly()
+    stage = GuidanceStage(construction)
+    for k in range(3):
+        stage.submit(outcomes(1, 0, group_id=f"g{k}"))
+    stage.submit(outcomes(0, 0, group_id="g3"))  # no target, so nothing is prepared and nothing can be told of it
+    batch = stage.collect()
+    stage.close()
+    assert [batch.guidance[f"g{k}-k1"].text for k in range(3)] == ["g1,g2", "g0,g2", "g0,g1"]
+    assert set(batch.extractions) == {"g0", "g1", "g2"}
+
+
+def test_a_group_that_is_not_prepared_in_time_is_late(gate):
+    construction = Neighbourly(on_prepare=lambda group: gate(group) if group.group_id == "g1" else None)
+    stage = GuidanceStage(construction, time_budget=0.5)
+    for k in range(2):
+        stage.submit(outcomes(1, 0, group_id=f"g{k}"))
+    batch = stage.collect()
+    gate.opened.set()
+    stage.close()
+    assert batch.guidance["g1-k1"].abstain_reason == "time_budget"
+
+
+def test_an_error_in_preparing_for_others_is_raised():
+    def fail(group: TrajectoryGroup) -> None:
+        raise RuntimeError("broken")
+
+    stage = GuidanceStage(Neighbourly(on_prepare=fail))
+    stage.submit(outcomes(1, 0))
+    with pytest.raises(RuntimeError, match="broken"):
+        stage.collect()
+    stage.close()

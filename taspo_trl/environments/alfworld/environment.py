@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...errors import ConfigurationError, MissingDependencyError
 from ..base import ResetResult, StepResult, TextEnvironment
 from .games import FAMILIES, GameEntry, family_of, find_game_file, find_games, read_game
+from .oracle import rest_of_walkthrough
 from .prompts import SKILLS, prompt_template
 
 
@@ -58,12 +59,16 @@ class ALFWorldEnvironment(TextEnvironment):
         self._data = data
         self._engine: Engine | None = None
         self._admissible: dict[str, str] = {}
+        self._walkthrough: tuple[str, ...] = ()
+        self._commands: list[str] = []
 
     def reset(self, *, seed: int = 0, game_file: str, **row: Any) -> ResetResult:  # type: ignore[override]
         """Begin the game `game_file`, a path relative to the data folder."""
         if self._engine is None:
             self._engine = _new_engine()
-        observation = self._engine.start(read_game(find_game_file(game_file, self._data)))
+        game = read_game(find_game_file(game_file, self._data))
+        observation = self._engine.start(game)
+        self._walkthrough, self._commands = game.walkthrough, []
         info = {
             "task": _task_of(observation, game_file),
             "family": family_of(game_file),
@@ -77,6 +82,7 @@ class ALFWorldEnvironment(TextEnvironment):
         command = _normalize(action)
         is_valid = command in self._admissible
         observation = self._engine.step(self._admissible.get(command, command))
+        self._commands += [command] if is_valid else []
         is_won = self._engine.is_won
         info = {
             "valid": is_valid,
@@ -92,6 +98,10 @@ class ALFWorldEnvironment(TextEnvironment):
 
     def generic_skill(self, family: str) -> str:
         return SKILLS.get(family, "")
+
+    def oracle_plan(self) -> list[str] | None:
+        """What is left of the game's walkthrough; None once something else was done than it says."""
+        return rest_of_walkthrough(self._walkthrough, self._commands)
 
     @classmethod
     def require_packages(cls) -> None:
