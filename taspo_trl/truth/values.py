@@ -19,6 +19,7 @@ from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError, ReplayError
 from ..files import write_text
 from ..generation import Engine, SamplingSettings
+from ..redaction import without_secrets
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
 from ..rollout.tasks import EpisodeSpec
@@ -231,7 +232,7 @@ def _variance_of_mean(values: Sequence[float]) -> float:
 
 
 def _header(facts: Mapping[str, Any]) -> str:
-    return json.dumps({"settings": facts}, sort_keys=True, default=str)
+    return json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
 
 
 def _read_progress(
