@@ -6,6 +6,7 @@ import json
 import lzma
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from ..data import real_data
@@ -15,7 +16,10 @@ for package in ("regex", "nltk", "thefuzz"):
     pytest.importorskip(package)
 
 from taspo_trl.environments import WebShopEnvironment  # noqa: E402
+from taspo_trl.environments.webshop.analysis import analyze  # noqa: E402
+from taspo_trl.environments.webshop.bm25 import build_postings  # noqa: E402
 from taspo_trl.environments.webshop.nouns import _installed_model, load_tagger  # noqa: E402
+from taspo_trl.environments.webshop.products import index_text  # noqa: E402
 from taspo_trl.environments.webshop.reward import score_purchase  # noqa: E402
 from taspo_trl.environments.webshop.shop import open_shop  # noqa: E402
 from taspo_trl.environments.webshop.splits import build_manifest, stored_manifest  # noqa: E402
@@ -120,6 +124,28 @@ def test_all_recorded_searches_return_the_same_fifty_products(shop):
         found = [shop.catalogue.entry(number).product.asin for number in shop.catalogue.search(recorded["query"], 50)]
         assert found == [asin for asin, _ in recorded["hits"]], recorded["query"]
     assert len(searches) == 82
+
+
+def test_all_recorded_scores_are_reproduced(shop):
+    """To the fourth decimal, as they were recorded; ties were recorded 1e-6 apart."""
+    products = [shop.catalogue.entry(number).product for number in range(len(shop.catalogue))]
+    documents = [analyze(index_text(product)) for product in products]
+    assert sum(map(len, documents)) == 107_608  # the number of terms in the original's index
+    postings, vocabulary = build_postings(documents, [product.asin for product in products])
+    numbers = {product.asin: number for number, product in enumerate(products)}
+    with lzma.open(real_data("webshop", "golden_search.json.xz"), "rt") as stream:
+        searches = json.load(stream)
+    num_scores = 0
+    for recorded in searches:
+        scores = np.zeros(len(products))
+        for term in analyze(recorded["query"]):
+            if term in vocabulary:
+                span = slice(*postings.starts[vocabulary[term] : vocabulary[term] + 2])
+                scores[postings.documents[span]] += postings.impacts[span]
+        for asin, score in recorded["hits"]:
+            assert scores[numbers[asin]] == pytest.approx(score, abs=6e-5), (recorded["query"], asin)
+            num_scores += 1
+    assert num_scores == sum(len(recorded["hits"]) for recorded in searches) > 3_500
 
 
 def test_as_many_goals_as_in_the_original_cannot_be_met(shop):

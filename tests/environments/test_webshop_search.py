@@ -147,6 +147,9 @@ def test_parallel_searches_do_not_mix():
         ("abli possibly", ["abli", "possibl"]),  # the later rule "bli" -> "ble" applies to stems with a measure only
         ("\N{BLACK STAR}\N{BLACK STAR} \N{HEAVY CHECK MARK} \N{FIRE}", ["★", "★", "✔", "\N{FIRE}"]),
         ("½ ❶ → ° ●", []),
+        ("❥ ❧ ⎈ Ⅳ Ⓐ ⼀", ["❥", "❧", "⎈", "ⅳ", "ⓐ", "⼀"]),  # emoji of Unicode 12, numerals, a radical
+        ("ヽ(ﾟ∀ﾟ)ﾒ(ﾟ∀ﾟ)ﾉ ｶﾞ", ["ヽ", "ﾒ", "ﾉ", "ｶﾞ"]),  # a sound mark extends a word, and begins none
+        ("\U0001f1e9\U0001f1ea \U0001f1e9", ["\U0001f1e9\U0001f1ea"]),  # a flag is a pair
         ("你好 カタカナ", ["你", "好", "カタカナ"]),
         ("BIG/small (10\")", ["big", "small", "10"]),
         ("'s s's", ["s", "s"]),

@@ -21,12 +21,20 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 _APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}\N{FULLWIDTH APOSTROPHE}"
 _MAX_WORD_LENGTH = 255
 
-# A piece between two word boundaries is a word when it holds a letter, a decimal digit or an emoji. Lucene's grammar
-# follows Unicode 12, where most of the block Miscellaneous Symbols (stars, hearts, arms) counted as emoji; the
-# property has been narrowed since, hence the ranges.
+# A piece between two word boundaries is a word when it holds a letter, a numeral, an ideograph, an emoji or a flag.
+# Lucene's grammar follows Unicode 12, where more symbols counted as emoji (stars, floral hearts, arms, game tiles);
+# the property has been narrowed since, hence the ranges. The sound marks of half-width Katakana are letters by
+# category, but they only extend a word: one behind a bracket or a symbol begins none.
+_EMOJI = (
+    r"\p{Extended_Pictographic}\u2388\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705"
+    r"\u2708-\u2712\u2765-\u2767\U0001F000-\U0001F0FF\U0001F10D-\U0001F10F\U0001F12F\U0001F16C-\U0001F16F\U0001F1AD"
+    r"\U0001F1AE\U0001F200\U0001F260-\U0001F265\U0001F300-\U0001F53D\U0001F546-\U0001F64F\U0001F680-\U0001F6FF"
+    r"\U0001F7D5-\U0001F7DB\U0001FA00-\U0001FAFF"
+)
 _WORD = (
-    r"[\p{L}\p{Nd}\p{Extended_Pictographic}\p{Regional_Indicator}"
-    r"\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712]"
+    r"(?V1)[[\p{L}\p{Nd}\p{WB=ALetter}\p{WB=Numeric}\p{WB=Katakana}\p{Script=Han}"
+    + _EMOJI
+    + r"]--[\uFF9E\uFF9F]]|\p{Regional_Indicator}[^\p{Regional_Indicator}]*\p{Regional_Indicator}"
 )
 
 

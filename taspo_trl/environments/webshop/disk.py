@@ -26,7 +26,7 @@ from .files import find_files, read_annotations, read_entries
 from .products import Entry, Instruction, Product, index_text
 
 
-_FORMAT = 1
+_FORMAT = 2  # 2: terms of other symbols
 _META = "catalogue.json"
 _ENTRIES = "entries.sqlite"
 _CACHED_ENTRIES = 4096
