@@ -1,4 +1,4 @@
-"""Recorded episodes as compact JSON data for the analyzer (method.md, section 4, compaction).
+"""Recorded episodes as compact JSON data for the analyzer (docs/method.md, section 4, compaction).
 
 Pure. Nothing about reward, success or advantage is ever in a payload, except the environment's verdict that a judge is
 asked to explain. Observations stay as they were recorded, apart from white space and the middle of overlong ones.

@@ -1,4 +1,4 @@
-"""When a quote counts as support: white space is forgiven, nothing else is (method.md, section 4).
+"""When a quote counts as support: white space is forgiven, nothing else is (docs/method.md, section 4).
 
 Pure.
 """

@@ -1,7 +1,7 @@
 """The analyzer's word is never trusted: every item is checked against the records or rejected with a reason.
 
 Pure. Quotes are checked against the original records, not against the compacted text that the analyzer was shown
-(method.md, section 4, validation).
+(docs/method.md, section 4, validation).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From likelihood shifts to weights on a trajectory's outcome advantage (method.md, E4 to E7).
+"""From likelihood shifts to weights on a trajectory's outcome advantage (docs/method.md, E4 to E7).
 
 Pure arithmetic on Python floats: no tensors, no model. The outcome decides the sign and the size of the advantage; the
 shifts only move credit between the turns of one trajectory, inside `1 ± weight_range` and with mean one.

@@ -68,7 +68,10 @@ def finite_number(value: Any) -> float | None:
 
 
 def verdict(info: Mapping[str, Any], name: str, environment: Any, default: bool) -> bool:
-    """`info[name] is True`: no score, no truthiness (method.md, section 3). `default` for what is absent or None."""
+    """`info[name] is True`: no score, no truthiness (docs/method.md, section 3).
+
+    `default` for what is absent or None.
+    """
     value = info.get(name)
     if value is None:
         return default

@@ -1,4 +1,4 @@
-"""Accepted statements to the guidance block P_i, as token ids (method.md, section 4, composition).
+"""Accepted statements to the guidance block P_i, as token ids (docs/method.md, section 4, composition).
 
 The block holds plain tokens only: text that could pass for a wrapper, chat markup, an action or a special token never
 gets in.

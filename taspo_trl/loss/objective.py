@@ -1,4 +1,4 @@
-"""The policy objective on tensors (method.md, E8).
+"""The policy objective on tensors (docs/method.md, E8).
 
 Pure tensor arithmetic over a flat list of N loss tokens: any rows, any micro-batch, any process.
 """

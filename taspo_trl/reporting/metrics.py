@@ -143,8 +143,8 @@ def guidance_metrics(
 ) -> dict[str, float]:
     """Coverage, evidence kept and rejected by reason, and why trajectories have no guidance.
 
-    Coverage is trajectories with guidance / trajectories with A_i != 0 (method.md, section 4). The latter include ones
-    that no analyzer is asked about, for want of another success or of a second turn to compare with:
+    Coverage is trajectories with guidance / trajectories with A_i != 0 (docs/method.md, section 4). The latter include
+    ones that no analyzer is asked about, for want of another success or of a second turn to compare with:
     `guidance/none/<reason>` says how many these are.
     """
     wanted = [t.uid for t, advantage in zip(trajectories, advantages, strict=True) if advantage != 0]

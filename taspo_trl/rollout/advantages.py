@@ -1,4 +1,4 @@
-"""Group-relative advantages A_i over trajectories, never over rows (method.md, sections 1 and 8).
+"""Group-relative advantages A_i over trajectories, never over rows (docs/method.md, sections 1 and 8).
 
 Pure arithmetic in float64.
 """

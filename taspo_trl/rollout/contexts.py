@@ -1,8 +1,8 @@
 """Episodes in words: what the policy is shown at each turn, as token ids, and where guidance may be spliced in.
 
-Two kinds of context (method.md, section 6). *Window*: every turn is prompted afresh with the task, the last few turns
-and the current observation. *Conversation*: the chat grows, and the next ids are the previous ids, the reply's ids and
-the template's suffix, so that sampled ids are never tokenized again. Needs a tokenizer, no model.
+Two kinds of context (docs/method.md, section 6). *Window*: every turn is prompted afresh with the task, the last few
+turns and the current observation. *Conversation*: the chat grows, and the next ids are the previous ids, the reply's
+ids and the template's suffix, so that sampled ids are never tokenized again. Needs a tokenizer, no model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The training reward r_i of a group's trajectories: verified success plus the user's reward functions.
 
-Called once for each group when its last episode has ended (method.md, sections 1 and 8).
+Called once for each group when its last episode has ended (docs/method.md, sections 1 and 8).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nothing that an analyzer extracts is believed: each rule of method.md, section 4, from both sides."""
+"""Nothing that an analyzer extracts is believed: each rule of docs/method.md, section 4, from both sides."""
 
 from __future__ import annotations
 

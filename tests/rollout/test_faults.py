@@ -71,7 +71,7 @@ def test_a_verdict_of_another_type_is_warned_about(renderer, value):
 
 
 def test_numpy_s_true_is_not_true(renderer, monkeypatch):
-    # "`info['success'] is True`, nothing else" (method.md, section 3): numpy.True_ is another object. It is warned
+    # A success is `info['success'] is True` (docs/method.md, section 3): numpy.True_ is another object. It is warned
     # about, because an environment that compares arrays would else look like one that nobody ever solves.
     numpy = pytest.importorskip("numpy")
     monkeypatch.setitem(scripted.VERDICTS, "numpy", numpy.True_)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""The seam for distillation terms: a loss of their own on the distilled tokens, beside the policy's (method.md, E8).
+"""The seam for distillation terms: a loss of their own on the distilled tokens, beside the policy's.
 
-Pure tensor arithmetic. With m_k the coefficient of a distilled token, the loss of an optimizer step is
+Pure tensor arithmetic; the policy's loss is E8 of docs/method.md. With m_k the coefficient of a distilled token, the
+loss of an optimizer step is
 
     policy_share(n) * (clipped surrogate of E8) + share(n) * sum over k of m_k * token_loss_k
 

@@ -1,6 +1,6 @@
 """Whatever an analyzer says: no exception, nothing unsupported is believed, every reject is counted.
 
-The judge of what is supported is written here anew, from method.md, section 4.
+The judge of what is supported is written here anew, from docs/method.md, section 4.
 """
 
 from __future__ import annotations
