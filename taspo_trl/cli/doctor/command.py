@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
         prog="taspo doctor",
         allow_abbrev=False,
         description="Check versions, devices, extras and servers. With a recipe (`--config`, or any option of `taspo "
-        "train`) also what it names, and an estimate of its tokens, memory, time and analyzer cost. Nothing is "
+        "train`) also what it names, and an estimate of its tokens, memory and analyzer cost. Nothing is "
         "downloaded, and no address is asked that was not named. Exit code 1: something would not work.",
     )
     made.add_argument("--config", metavar="FILE", help="recipe of `taspo train` in YAML")
@@ -35,8 +35,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--turns", type=float, help="assumed turns of an episode")
     made.add_argument("--prompt-tokens", type=float, help="assumed tokens of a prompt, mean")
     made.add_argument("--reply-tokens", type=float, help="assumed tokens of a reply, mean")
-    made.add_argument("--tflops", type=float, help="the device's TFLOP/s (default: measured here)")
-    made.add_argument("--bandwidth", type=float, help="the device's memory in GB/s (default: measured here)")
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -63,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("timeout", "processes", "turns", "prompt_tokens", "reply_tokens", "tflops", "bandwidth"):
+    for name in ("timeout", "processes", "turns", "prompt_tokens", "reply_tokens"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ConfigurationError(f"`--{name.replace('_', '-')}` must be greater than 0, got {value!r}.")
@@ -85,7 +83,7 @@ def _examine(options: argparse.Namespace, training: list[str]) -> tuple[str, int
         findings += found
     findings += _services(options, recipe)
     if recipe is not None:
-        estimate = _estimate(options, recipe, devices)
+        estimate = _estimate(options, recipe)
     return _text(options, findings, estimate, devices), int(any(one.status is Status.FAILURE for one in findings))
 
 
@@ -124,28 +122,12 @@ def _services(options: argparse.Namespace, recipe: Any) -> list[Any]:
     return found
 
 
-def _estimate(options: argparse.Namespace, recipe: Any, devices: Any) -> Any:
+def _estimate(options: argparse.Namespace, recipe: Any) -> Any:
     from .estimate import estimate
 
     names = ("turns", "prompt_tokens", "reply_tokens")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    return estimate(recipe, _rates(options, recipe, devices), options.from_run, given)
-
-
-def _rates(options: argparse.Namespace, recipe: Any, devices: Any) -> Any:
-    from .model_shape import precision_of
-    from .timing import Rates, measure_rates
-
-    if options.tflops and options.bandwidth:
-        return Rates(options.tflops * 1e12, options.bandwidth * 1e9, "given")
-    precision = precision_of(recipe.training, recipe.model, recipe.config)
-    kind = "cpu" if recipe.training.use_cpu else devices.kind
-    measured = measure_rates(precision.compute, kind)
-    return Rates(
-        options.tflops * 1e12 if options.tflops else measured.flop,
-        options.bandwidth * 1e9 if options.bandwidth else measured.bandwidth,
-        measured.source + (", one of them given" if options.tflops or options.bandwidth else ""),
-    )
+    return estimate(recipe, options.from_run, given)
 
 
 def _text(options: argparse.Namespace, findings: list[Any], estimate: Any, devices: Any) -> str:

@@ -19,11 +19,6 @@ class Devices:
     memory: int = 0
     """Bytes of main memory."""
 
-    @property
-    def kind(self) -> str:
-        """cuda, mps or cpu."""
-        return "cuda" if self.gpus else "mps" if self.has_mps else "cpu"
-
 
 @dataclass(frozen=True, slots=True)
 class GPU:

@@ -1,8 +1,7 @@
-"""What a recipe will take: tokens, memory, time and analyzer cost, from its limits or from a finished run's means.
+"""What a recipe will take: tokens, memory and analyzer cost, from its limits or from a finished run's means.
 
 By default every length is the largest that the recipe allows, every group has a contrast and every trajectory gets
-guidance, so that a run takes no more than is said here, if the formulae of `workload.py`, `memory.py` and `timing.py`
-hold.
+guidance, so that a run takes no more than is said here, if the formulae of `workload.py` and `memory.py` hold.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 from ...errors import ConfigurationError, TaspoError
 from .memory import OPTIMIZERS, Adapters, MemoryEstimate, ModelShape, Precision, Setup, estimate_memory
 from .recipe import Recipe
-from .timing import Rates, Seconds, batch_seconds
 from .workload import BatchCounts, Plan, Workload, answered_tokens, count_batch, from_metrics, row_tokens
 
 
@@ -47,8 +45,6 @@ class Estimate:
     batches: float | None
     """Rollout batches of the run; None where neither steps nor tasks are known."""
     memory: MemoryEstimate | None = None
-    seconds: Seconds | None = None
-    rates: Rates | None = None
     dollars: float | None = None
     """Analyzer cost of one rollout batch; None = not known."""
 
@@ -257,23 +253,19 @@ def setup_of(recipe: Recipe, model: Model, work: Workload, plan: Plan) -> Setup:
 
 
 def concurrency_of(recipe: Recipe, work: Workload, plan: Plan) -> float:
-    """Rows that this process decodes at a time; 0 with vLLM, which has memory and speed of its own."""
+    """Rows that this process decodes at a time; 0 with vLLM, which has memory of its own."""
     if recipe.training.use_vllm:
         return 0.0
     fitting = recipe.training.generation_tokens // (work.prompt_tokens + work.reply_tokens)
     return max(1.0, min(plan.episodes / plan.processes, fitting))
 
 
-def estimate(
-    recipe: Recipe, rates: Rates | None, run_folder: str | None = None, given: Mapping[str, float] | None = None
-) -> Estimate:
+def estimate(recipe: Recipe, run_folder: str | None = None, given: Mapping[str, float] | None = None) -> Estimate:
     """The estimate of a checked recipe.
 
     Args:
         recipe (`Recipe`):
             After `check_recipe`.
-        rates (`Rates`, *optional*):
-            Of the device; None = no time.
         run_folder (`str`, *optional*):
             A finished run whose means replace the limits.
         given (`Mapping[str, float]`, *optional*):
@@ -289,31 +281,13 @@ def estimate(
     plan = plan_of(recipe, is_conversation)
     counts = count_batch(work, plan)
     model = model_of(recipe)
-    memory, seconds = None, None
-    if model is not None:
-        setup = setup_of(recipe, model, work, plan)
-        memory = estimate_memory(model.shape, setup)
-        if rates is not None:
-            seconds = batch_seconds(
-                counts,
-                work,
-                plan,
-                model.shape,
-                model.precision,
-                rates,
-                concurrency=setup.generation_rows,
-                is_full=model.adapters is None,
-                is_checkpointed=setup.is_checkpointed,
-            )
     return Estimate(
         work=work,
         plan=plan,
         basis=basis,
         batch=counts,
         batches=batches_of(recipe, None if recipe.dataset is None else len(recipe.dataset)),
-        memory=memory,
-        seconds=seconds,
-        rates=rates,
+        memory=None if model is None else estimate_memory(model.shape, setup_of(recipe, model, work, plan)),
         dollars=_dollars(recipe, counts),
     )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from .devices import Devices, gigabytes
 from .estimate import Estimate
 from .findings import Finding, Status
-from .timing import EFFICIENCY
 
 
 _MARKS = {Status.OK: "ok  ", Status.ABSENT: "-   ", Status.WARNING: "warn", Status.FAILURE: "FAIL"}
@@ -35,7 +33,6 @@ def estimate_lines(found: Estimate, devices: Devices) -> Iterator[str]:
         yield _line(name, value)
     yield from _token_lines(found)
     yield from _memory_lines(found, devices)
-    yield from _time_lines(found)
     yield from _analyzer_lines(found)
 
 
@@ -58,10 +55,6 @@ def estimate_dict(found: Estimate) -> dict[str, Any]:
         "rollout_batches": found.batches,
         "batch": found.batch.as_dict(),
         "memory_bytes": None if found.memory is None else {**found.memory.totals, "peak": found.memory.peak},
-        "seconds_of_a_batch": None
-        if found.seconds is None
-        else {**asdict(found.seconds), "total": found.seconds.total},
-        "rates": None if found.rates is None else asdict(found.rates),
         "analyzer_usd_of_a_batch": found.dollars,
     }
 
@@ -99,24 +92,6 @@ def _memory_lines(found: Estimate, devices: Devices) -> Iterator[str]:
         yield _line("note", note)
 
 
-def _time_lines(found: Estimate) -> Iterator[str]:
-    yield "\n  time of a rollout batch, estimated"
-    if found.seconds is None or found.rates is None:
-        yield _line("total", "not known: the model's sizes are not")
-        return
-    rates = found.rates
-    yield _line("speed", f"{_short(rates.flop / 1e12)} TFLOP/s, {_short(rates.bandwidth / 1e9)} GB/s ({rates.source})")
-    yield _line("reached", f"{EFFICIENCY:.0%} of it, an assumption; environments, analyzer and network not counted")
-    sampling = found.seconds.sampling
-    yield _line("rollout", "not known: the vLLM engine's speed" if sampling is None else duration(sampling))
-    yield _line("scoring", duration(found.seconds.scoring))
-    yield _line("log-probabilities", duration(found.seconds.logps))
-    yield _line("update", duration(found.seconds.update))
-    yield _line("total", duration(found.seconds.total))
-    if found.batches is not None:
-        yield _line("whole run", duration(found.seconds.total * found.batches))
-
-
 def _analyzer_lines(found: Estimate) -> Iterator[str]:
     one = found.batch
     yield "\n  analyzer"
@@ -133,18 +108,6 @@ def _analyzer_lines(found: Estimate) -> Iterator[str]:
     )
     if found.batches is not None:
         yield _line("whole run", f"{found.dollars * found.batches:,.2f} USD")
-
-
-def duration(seconds: float) -> str:
-    """Two significant units at most: 0.25 s, 12 s, 3.5 min, 7.2 h, 4.1 days."""
-    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _line(name: str, value: str) -> str:

@@ -32,7 +32,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -229,31 +228,6 @@ def analyzer_calls(plan: Plan, mixed_groups: float) -> float:
     if not plan.asks_analyzer or plan.guidance != "aligned":
         return 0.0
     return plan.episodes / plan.group_size * mixed_groups * (1 + plan.group_size)
-
-
-def forward_flop(tokens: float, row: float, shape: Any, projected: float) -> float:
-    """Floating-point operations of a forward over rows of `row` tokens.
-
-    2 for each weight of the layers and token; attention, causal, 2 x width of the queries x row length for each layer
-    and token (QK^T and the weighted sum, half of each masked); 2 x vocabulary x width for each projected position.
-
-    Args:
-        tokens (`float`), row (`float`):
-            Tokens in all, and of a row.
-        shape ([`~taspo_trl.cli.doctor.memory.ModelShape`]):
-            Sizes of the model.
-        projected (`float`):
-            Positions that meet the vocabulary.
-    """
-    layers = 2.0 * shape.layer_parameters * tokens
-    attention = 2.0 * shape.num_layers * shape.query_width * row * tokens
-    return layers + attention + 2.0 * shape.vocab_size * shape.hidden_size * projected
-
-
-def update_factor(is_full: bool, is_checkpointed: bool) -> int:
-    """Forwards that a forward with backward is worth: one for the gradients of the activations, one for those of the
-    weights where all weights are trained, one for computing checkpointed activations again."""
-    return 2 + is_full + is_checkpointed
 
 
 def from_metrics(metrics: Mapping[str, float], defaults: Workload) -> Workload:

@@ -18,7 +18,6 @@ from tests import tiny
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = sorted((ROOT / "examples").glob("*.yaml"))
 CANARY = "sk-canary-0123456789abcdef"
-FAST = ["--tflops", "400", "--bandwidth", "3000"]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_no_secret_is_ever_printed(tmp_path, monkeypatch, model, capsys, closed_
         f"analyzer_api_base: {closed_port}\nnum_generations: 4\nper_device_train_batch_size: 8\nmax_steps: 1\n"
         f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nreport_to: none\n"
     )
-    more = ["--vllm-server", f"http://me:{CANARY}@127.0.0.1:1/", "--timeout", "0.3", *FAST, *form]
+    more = ["--vllm-server", f"http://me:{CANARY}@127.0.0.1:1/", "--timeout", "0.3", *form]
     code = main(["doctor", "--config", str(recipe), *more])
     printed = capsys.readouterr()
     assert code == 1
@@ -123,7 +122,6 @@ def test_tiny_recipe_passes_and_is_estimated(model, tmp_path, capsys):
     assert batch["sampled_tokens"] == 64 * 10 * 8 and batch["trained_tokens"] == 640 * 108
     assert found["estimate"]["rollout_batches"] == 40
     assert found["estimate"]["memory_bytes"]["peak"] > 4 * sum(p.numel() for p in tiny.model().parameters())
-    assert found["estimate"]["seconds_of_a_batch"]["total"] > 0 and "measured" in found["estimate"]["rates"]["source"]
     assert found["estimate"]["analyzer_usd_of_a_batch"] == 0
 
 
@@ -131,13 +129,13 @@ def test_tiny_recipe_passes_and_is_estimated(model, tmp_path, capsys):
 def test_every_shipped_recipe_is_estimated(path, model, capsys):
     is_tiny = path.stem == "household_tiny"
     arguments = ["--model_name_or_path", str(model)] if is_tiny else ["--processes", "8"]
-    main(["doctor", "--config", str(path), *arguments, *FAST, "--timeout", "0.2", "--json"])
+    main(["doctor", "--config", str(path), *arguments, "--timeout", "0.2", "--json"])
     printed = capsys.readouterr().out
     found = json.loads(printed)["estimate"]
     assert found is not None, printed
     batch = found["batch"]
     assert batch["episodes"] == (64 if is_tiny else 1024 if "search" in path.stem else 128)
-    assert found["memory_bytes"]["peak"] > 0 and found["seconds_of_a_batch"]["total"] > 0
+    assert found["memory_bytes"]["peak"] > 0
     if is_tiny:
         return
     assert found["rollout_batches"] == 150
@@ -155,10 +153,10 @@ def test_a_recipe_for_several_processes_asks_for_their_number(model, tmp_path, c
         f"# Sized for 2 GPUs.\nmodel_name_or_path: {model}\noutput_dir: {tmp_path}\nnum_generations: 8\n"
         "per_device_train_batch_size: 4\nsteps_per_generation: 1\nmax_steps: 1\nuse_cpu: true\nbf16: false\n"
     )
-    assert main(["doctor", "--config", str(path), *FAST]) == 1
+    assert main(["doctor", "--config", str(path)]) == 1
     printed = capsys.readouterr().out
     assert "Add `--processes 2`" in printed and "`--processes N`" in printed
-    assert main(["doctor", "--config", str(path), "--processes", "2", *FAST]) == 0
+    assert main(["doctor", "--config", str(path), "--processes", "2"]) == 0
     assert "--processes" not in capsys.readouterr().out
 
 
@@ -166,7 +164,7 @@ def test_sharding_lowers_the_estimated_memory(capsys):
     def peak(name):
         recipe = ROOT / "examples" / "webshop_qwen2.5-7b.yaml"
         accelerate = ROOT / "examples" / "accelerate" / f"{name}.yaml"
-        main(["doctor", "--config", str(recipe), "--accelerate", str(accelerate), *FAST, "--timeout", "0.2", "--json"])
+        main(["doctor", "--config", str(recipe), "--accelerate", str(accelerate), "--timeout", "0.2", "--json"])
         return json.loads(capsys.readouterr().out)["estimate"]["memory_bytes"]["peak"]
 
     ddp, zero2, fsdp2 = peak("ddp"), peak("deepspeed_zero2"), peak("fsdp2")
@@ -176,7 +174,7 @@ def test_sharding_lowers_the_estimated_memory(capsys):
 def test_adapters_need_no_reference_and_little_optimizer(model, capsys):
     def memory(*more):
         recipe = ROOT / "examples" / "household_tiny.yaml"
-        base = ["--config", str(recipe), "--model_name_or_path", str(model), "--beta", "0.1", *FAST]
+        base = ["--config", str(recipe), "--model_name_or_path", str(model), "--beta", "0.1"]
         assert main(["doctor", *base, *more]) == 0
         return capsys.readouterr().out
 
@@ -194,7 +192,7 @@ def test_estimate_from_a_run(model, tmp_path, capsys):
     (tmp_path / "quick").mkdir()
     (tmp_path / "quick" / "metrics.json").write_text(json.dumps(history))
     recipe = ROOT / "examples" / "household_tiny.yaml"
-    arguments = ["--config", str(recipe), "--model_name_or_path", str(model), *FAST]
+    arguments = ["--config", str(recipe), "--model_name_or_path", str(model)]
     for name in ("run", "quick"):
         assert main(["doctor", *arguments, "--from-run", str(tmp_path / name), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["estimate"]["batch"]["sampled_tokens"] == 64 * 4 * 6
@@ -205,6 +203,6 @@ def test_estimate_from_a_run(model, tmp_path, capsys):
 
 def test_unknown_model_is_told_how_to_be_fetched(tmp_path, capsys):
     arguments = ["--model_name_or_path", "nobody/nothing", "--num_generations", "4", "--output_dir", str(tmp_path)]
-    main(["doctor", *arguments, "--per_device_train_batch_size", "8", "--use_cpu", "true", "--bf16", "false", *FAST])
+    main(["doctor", *arguments, "--per_device_train_batch_size", "8", "--use_cpu", "true", "--bf16", "false"])
     printed = capsys.readouterr().out
     assert "hf download nobody/nothing config.json" in printed and "the model's sizes are not" in printed

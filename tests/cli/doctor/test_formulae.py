@@ -15,8 +15,7 @@ from taspo_trl.cli.doctor.memory import (
     estimate_memory,
     weight_bytes,
 )
-from taspo_trl.cli.doctor.report import duration, memory_finding
-from taspo_trl.cli.doctor.timing import EFFICIENCY, Rates, batch_seconds
+from taspo_trl.cli.doctor.report import memory_finding
 from taspo_trl.cli.doctor.workload import Plan, Workload, count_batch, from_metrics
 
 
@@ -128,29 +127,6 @@ def test_activations_by_hand():
     assert estimate_memory(SHAPE, saving).stages["update"]["activations"] == 10 * (2 * 16 + layer)
 
 
-def test_time_by_hand():
-    work = Workload(turns=1, prompt_tokens=8, reply_tokens=2, suffix_tokens=1, guidance_tokens=0)
-    plan = Plan(episodes=4, group_size=2, needs_ref_logps=True)
-    rates = Rates(flop=1e3 / EFFICIENCY, bandwidth=5e2 / EFFICIENCY)  # 1000 and 500 are reached
-    counts = count_batch(work, plan)
-    seconds = batch_seconds(
-        counts, work, plan, SHAPE, Precision(4, 4), rates, concurrency=2, is_full=True, is_checkpointed=True
-    )
-    # A forward over 4 rows of 10: 2 x 700 x 40 in the layers, 2 layers x 2 x width 4 x row 10 x 40 in attention,
-    # 2 x 75 x 4 for each of 8 replied tokens.
-    forward = (56000 + 6400 + 4800) / 1000
-    assert seconds.logps == pytest.approx(forward)
-    assert seconds.update == pytest.approx(4 * forward)
-    # Two waves of 2 steps: 4000 bytes of weights and 2 rows x 9 tokens x 32 bytes of keys and values, against
-    # 2 x (2 x 700 + 2 x 2 x 4 x 18 + 2 x 75 x 4) operations: the bytes take longer.
-    prefill = (2 * 700 * 32 + 2 * 2 * 4 * 8 * 32 + 600 * 4) / 1000
-    assert seconds.sampling == pytest.approx(prefill + 4 * max((4000 + 576) / 500, 2 * (1400 + 288 + 600) / 1000))
-    elsewhere = batch_seconds(
-        counts, work, plan, SHAPE, Precision(4, 4), rates, concurrency=0, is_full=True, is_checkpointed=True
-    )
-    assert elsewhere.sampling is None and elsewhere.total == pytest.approx(seconds.total - seconds.sampling)
-
-
 def test_means_of_a_run_replace_the_limits():
     logged = {"turns/mean": 7.0, "prompts/mean_length": 50.0, "frac_reward_zero_std": 0.25}
     calls = {"calls": 10.0, "cached_share": 0.5, "tokens_prompt": 1000.0, "tokens_completion": 50.0}
@@ -158,13 +134,6 @@ def test_means_of_a_run_replace_the_limits():
     found = from_metrics(logged, WORK)
     assert (found.turns, found.prompt_tokens, found.reply_tokens, found.mixed_groups) == (7, 50, 20, 0.75)
     assert (found.analyzer_prompt_tokens, found.analyzer_reply_tokens) == (200, 10)  # of the 5 that were asked
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.25, "0.25 s"), (45, "45 s"), (150, "2.5 min"), (36000, "10.0 h"), (864000, "10.0 days")]
-)
-def test_durations_have_a_fitting_unit(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_gpu_too_small_is_a_warning():
