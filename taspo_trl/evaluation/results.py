@@ -18,6 +18,13 @@ from ..types import StopReason
 from .statistics import Rate, bootstrap_macro, mean, wilson_rate
 
 
+RESULT_VERSION = 2
+"""Version 2 names the date that chat templates printed (`settings["date_string"]`, None = none); in version 1 it was
+the day of the evaluation. Rows that are equal and have no `task_id` are tasks of their own in version 2: the id of
+each but the first ends in a number."""
+READ_VERSIONS = (1, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """How one play of one task ended."""
@@ -104,7 +111,7 @@ class EvaluationResult:
     def save(self, path: str | os.PathLike) -> None:
         """Write the result as JSON, with its summary; the file appears only when it is complete."""
         data = {
-            "version": 1,
+            "version": RESULT_VERSION,
             "kind": "evaluation",
             "settings": dict(self.settings),
             "summary": {key: value if math.isfinite(value) else None for key, value in self.metrics().items()},
@@ -114,14 +121,19 @@ class EvaluationResult:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> EvaluationResult:
-        """Read what [`save`] wrote."""
+        """Read what [`save`] wrote, in this version or an earlier one.
+
+        Raises:
+            ConfigurationError: the file is no evaluation, or one of a version that this package does not read.
+        """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            if data["kind"] != "evaluation" or data["version"] != 1:
+            if data["kind"] != "evaluation" or data["version"] not in READ_VERSIONS:
                 raise ValueError(f"version {data['version']!r} of kind {data['kind']!r}")
             return cls(tuple(play_from_json(play) for play in data["plays"]), data["settings"])
         except (ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(f"{path} is not an evaluation result of version 1: {error}") from error
+            versions = " or ".join(map(str, READ_VERSIONS))
+            raise ConfigurationError(f"{path} is not an evaluation result of version {versions}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,30 @@ def test_a_result_survives_saving_and_loading(renderer, tmp_path):
     assert loaded.metrics() == result.metrics()
     assert [one.name for one in path.parent.iterdir()] == ["result.json"]
     data = json.loads(path.read_text())
-    assert data["summary"]["success"] == 1.0 and data["version"] == 1
+    assert data["summary"]["success"] == 1.0 and data["version"] == 2
+
+
+def test_a_file_of_version_1_is_read_and_compared(tmp_path):
+    """As the first version wrote it: no `date_string`, equal rows with one id."""
+    play = {
+        "task_id": "a", "family": "pick", "play_idx": 0, "success": True, "score": 1.0, "num_turns": 3,
+        "num_reply_tokens": 10, "stop_reason": "solved", "error": "",
+    }  # fmt: skip
+    settings = {"tasks_digest": "00", "seed": 0, "num_plays": 1, "temperature": 0.0, "top_p": 1.0, "num_tasks": 2,
+                "global_step": 8, "weights_step": 8}  # fmt: skip
+    lost = {**play, "task_id": "b", "success": False, "score": 0.0, "stop_reason": "max_turns"}
+    data = {"version": 1, "kind": "evaluation", "settings": settings, "summary": {}, "plays": [play, lost]}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(data))
+    old = EvaluationResult.load(path)
+    assert old.overall().num_successes == 1 and dict(old.settings) == settings
+    lost_play = make_play("b", num_turns=3, stop_reason=StopReason.MAX_TURNS)
+    assert old.plays == (make_play("a", success=True, num_turns=3), lost_play)
+    new = EvaluationResult((make_play("a"), make_play("b", success=True)))
+    paired = compare(old, new)
+    assert (paired.num_pairs, paired.only_first, paired.only_second) == (2, 1, 1)
+    old.save(path)  # what is written is always the newest version
+    assert json.loads(path.read_text())["version"] == 2 and EvaluationResult.load(path) == old
 
 
 def test_a_result_without_usable_plays_can_be_saved(tmp_path):
@@ -291,12 +314,12 @@ def test_a_result_without_usable_plays_can_be_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"kind": "evaluation", "version": 2}', '{"kind": "x", "version": 1}']
+    "text", ["", "[]", "{}", '{"kind": "evaluation", "version": 3}', '{"kind": "x", "version": 1}']
 )
 def test_what_is_no_result_is_refused_with_its_path(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"other\.json is not an evaluation result of version 1"):
+    with pytest.raises(ConfigurationError, match=r"other\.json is not an evaluation result of version 1 or 2"):
         EvaluationResult.load(path)
 
 
