@@ -43,6 +43,12 @@ class Row:
 def build_rows(trajectory: Trajectory, merge: bool = True) -> list[Row]:
     """The rows of a trajectory; turns without reply tokens have none.
 
+    Three turns in two rows, the prompts [1 2], [1 2 7 8] and [1 3], the replies [7], [9] and [9 9]:
+
+        turn 0 alone:                [1 2 7]       7 in the loss
+        turn 1 goes on from turn 0:  [1 2 7 8 9]   7 and 9; one row for both, `RowTurn(0, 2, 1)`, `RowTurn(1, 4, 1)`
+        turn 2 begins anew:          [1 3 9 9]     9 and 9; a row of its own, `RowTurn(2, 2, 2)`
+
     Args:
         trajectory (`Trajectory`):
             One finished episode.

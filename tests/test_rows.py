@@ -15,6 +15,14 @@ from tests.builders import conversation_trajectory, trajectory, turn, window_tra
 # ---- build_rows ----------------------------------------------------------------------------------------------------
 
 
+def test_the_worked_example_of_rows():
+    rows = build_rows(trajectory([turn([1, 2], [7]), turn([1, 2, 7, 8], [9]), turn([1, 3], [9, 9])], "a"))
+    said = re.findall(r"turn (?:1|2).*?\[([\d ]+)\]", build_rows.__doc__ or "")
+    assert [" ".join(map(str, row.ids)) for row in rows] == said
+    spans = re.findall(r"`(RowTurn\(\d, \d, \d\))`", build_rows.__doc__ or "")
+    assert [one for row in rows for one in row.turns] == [eval(span) for span in spans]
+
+
 def test_window_turns_have_a_row_each():
     played = trajectory([turn([1, 2], [10]), turn([1, 3], [11, 12], splice_index=1)], "a")
     rows = build_rows(played)
