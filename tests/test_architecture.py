@@ -141,3 +141,22 @@ def test_every_room_has_a_line_in_the_table_and_nothing_else_has():
         r"`(\w+)(?:\.py|/)`", "".join(re.findall(r"^\| (`.*?) \|", text.split("## Rooms")[1], re.MULTILINE))
     )
     assert sorted(listed) == sorted({room_of(module) for module in modules()} - {"", "version"})
+
+
+def test_where_a_new_part_goes_names_what_exists():
+    """Every file and folder that CONTRIBUTING names, and the names that its tables of parts have."""
+    root = PACKAGE.parent
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:taspo_trl|tests|docs|benchmarks)/[\w/.]*)`", text):
+        assert (root / path).is_dir() if path.endswith("/") else (root / path).is_file(), path
+    rows = re.findall(r"^\| ([a-z][^|]*) \|(.*)\|$", text.split("## Where a new part goes")[1], re.MULTILINE)
+    parts = {name.split(" (")[0]: cells for name, cells in rows if name != "what"}
+    assert {"environment", "engine", "credit rule", "privileged context", "metric"} <= set(parts)
+    for name, cells in parts.items():
+        _, entry, example = cells.split("|")
+        assert re.search(r"`tests/[\w/]+\.py`", example), name
+        named, file = re.search(r"(?:`([A-Z]+)` in|`([A-Z]+)`,)", entry), re.search(r"`(taspo_trl/[\w/.]+)`", entry)
+        if named and file:
+            table = named[1] or named[2]
+            assert re.search(rf"^{table}\b", (root / file[1]).read_text(encoding="utf-8"), re.MULTILINE), name
+    assert "`guidance/coverage`" in (root / "docs" / "metrics.md").read_text(encoding="utf-8")
