@@ -247,7 +247,7 @@ serve(port=0, on_ready=lambda url: print(url, flush=True))
     )
     try:
         url = process.stdout.readline().strip()
-        (hits,) = open_retriever(url).search(["museum of art"], 2)
+        (hits,) = open_retriever(url).search(["bridge of dressed stone"], 2)
         assert len(hits) == 2
         process.send_signal(2)
         _, errors = process.communicate(timeout=10)

@@ -32,29 +32,12 @@ SENTENCES = {
     "author": rf"(?:It was written by|Its author is) ({NAME})",
     "published": rf"(?:It was published in|The first edition is dated) ({YEAR})",
     "setting": rf"(?:The story is set|All of it takes place) in ({NAME})",
-    "publisher": rf"The ({NAME} Press) brought it out|Its publisher was the ({NAME} Press)",
-    "composer": rf"(?:It was composed|The music is) by ({NAME})",
-    "performed": rf"(?:It was first performed|The first performance was given) in ({YEAR})",
-    "premiere_town": rf"An orchestra in ({NAME}) gave the premiere|The premiere took place in ({NAME})",
-    "bridge_engineer": rf"(?:It was designed by|The plans are the work of) ({NAME})",
+    "designer": rf"(?:It was designed by|The plans are the work of) ({NAME})",
+    "opened": rf"(?:It was opened in|Traffic has used it since) ({YEAR})",
+    "shipwright": rf"(?:It was built by|The hull is the work of) ({NAME})",
+    "home_port": rf"(?:Its home port was|It was registered in) ({NAME})",
     "crosses": rf"(?:It crosses|Its arches span) the River ({NAME})",
-    "bridge_opened": rf"(?:It was opened in|Traffic has used it since) ({YEAR})",
-    "yard": rf"(?:It was built by|The hull came from) the ({NAME} Shipyard)",
     "launched": rf"(?:It was launched|The launch was) in ({YEAR})",
-    "yard_town": rf"(?:Its slipways are|The yard is based) in ({NAME})",
-    "founder": rf"(?:It was founded by|The founder was) ({NAME})",
-    "yard_founded": rf"(?:Work began in|It has been in business since) ({YEAR})",
-    "press_town": rf"(?:The printing shop is|It has always printed) in ({NAME})",
-    "press_founded": rf"(?:It was set up|Its first sheet was printed) in ({YEAR})",
-    "museum_town": rf"(?:It stands|Visitors find it) in ({NAME})",
-    "architect": rf"The building was planned by ({NAME})|({NAME}) planned the building",
-    "museum_opened": rf"(?:Its doors opened|It received its first visitors) in ({YEAR})",
-    "describer": rf"(?:It was first described by|The first description is due to) ({NAME})",
-    "habitat": rf"(?:It grows only|In the wild it is found only) on the island of ({NAME})",
-    "colour": r"(?:Its flowers are|In early summer it bears flowers that are) ([\w ]+)",
-    "painter": rf"(?:It was painted by|The painter is) ({NAME})",
-    "museum": rf"(?:It hangs|Today the picture is kept) in the ({NAME} Museum)",
-    "painted": rf"(?:It is dated|The canvas was finished in) ({YEAR})",
 }
 
 # How a question asks for a fact: `X` is a mention or a phrase.
@@ -72,29 +55,12 @@ ASKED = {
     "author": "Who wrote X?",
     "published": "In which year was X published?",
     "setting": "In which town is X set?",
-    "publisher": "Which press published X?",
-    "composer": "Who composed X?",
-    "performed": "In which year was X first performed?",
-    "premiere_town": "In which town did X have its premiere?",
-    "bridge_engineer": "Who designed X?",
+    "designer": "Who designed X?",
+    "opened": "In which year was X opened?",
+    "shipwright": "Who built X?",
+    "home_port": "Which town was the home port of X?",
     "crosses": "Which river does X cross?",
-    "bridge_opened": "In which year was X opened?",
-    "yard": "Which shipyard built X?",
     "launched": "In which year was X launched?",
-    "yard_town": "In which town is X based?",
-    "founder": "Who founded X?",
-    "yard_founded": "In which year did X begin to work?",
-    "press_town": "In which town does X print?",
-    "press_founded": "In which year was X set up?",
-    "museum_town": "In which town does X stand?",
-    "architect": "Who planned the building of X?",
-    "museum_opened": "In which year did X open?",
-    "describer": "Who first described X?",
-    "habitat": "On which island does X grow?",
-    "colour": "What colour are the flowers of X?",
-    "painter": "Who painted X?",
-    "museum": "In which museum does X hang?",
-    "painted": "In which year was X finished?",
 }
 PHRASES = {
     "island": "the island on which X lies",
@@ -104,21 +70,10 @@ PHRASES = {
     "teacher": "the teacher of X",
     "author": "the author of X",
     "setting": "the town in which X is set",
-    "publisher": "the press that published X",
-    "composer": "the composer of X",
-    "premiere_town": "the town where X had its premiere",
-    "bridge_engineer": "the designer of X",
+    "designer": "the designer of X",
+    "shipwright": "the builder of X",
+    "home_port": "the home port of X",
     "crosses": "the river that X crosses",
-    "yard": "the shipyard that built X",
-    "yard_town": "the home town of X",
-    "founder": "the founder of X",
-    "press_town": "the town where X prints",
-    "museum_town": "the town where X stands",
-    "architect": "the planner of the building of X",
-    "describer": "the botanist who first described X",
-    "habitat": "the island on which X grows",
-    "painter": "the painter of X",
-    "museum": "the museum in which X hangs",
 }
 
 
@@ -243,20 +198,13 @@ def test_time_and_place_are_consistent():
         born = {person: int(facts[person]["birth_year"]) for person in facts if "birth_year" in facts[person]}
         for maker, year in (
             ("author", "published"),
-            ("composer", "performed"),
-            ("bridge_engineer", "bridge_opened"),
-            ("founder", "yard_founded"),
-            ("architect", "museum_opened"),
-            ("painter", "painted"),
+            ("designer", "opened"),
+            ("shipwright", "launched"),
         ):
             if maker in known:
                 assert 20 <= int(known[year]) - born[known[maker]] <= 70, title
         if "teacher" in known:
             assert int(known["birth_year"]) - born[known["teacher"]] >= 20, title
-        if "publisher" in known:
-            assert int(facts[known["publisher"]]["press_founded"]) < int(known["published"]), title
-        if "yard" in known:
-            assert int(facts[known["yard"]]["yard_founded"]) < int(known["launched"]), title
         if "river" in known:
             assert facts[known["river"]]["river_island"] == known["island"], title
 
@@ -276,7 +224,7 @@ def test_the_world_is_the_same_in_every_process():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_another_seed_makes_another_world(seed):
-    assert not set(build_world(seed=seed).entities) >= set(world().entities)
+    assert not set(build_world(seed=seed).kinds) >= set(world().kinds)
 
 
 def test_a_larger_world_has_as_many_times_the_passages():

@@ -1,8 +1,7 @@
 """The embedded Search-QA world: an invented archipelago, its passages and questions, made by code at first use."""
 
-from .facts import Entity, World, build_world
-from .questions import WorldQuestion, build_questions
-from .text import build_passages
+from .facts import World, build_world
+from .words import WorldQuestion, build_passages, build_questions
 
 
-__all__ = ["Entity", "World", "WorldQuestion", "build_passages", "build_questions", "build_world"]
+__all__ = ["World", "WorldQuestion", "build_passages", "build_questions", "build_world"]
