@@ -130,6 +130,7 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
     version = data.get("version")
     if type(version) is not int or version not in READ_VERSIONS:
         raise RecordError(f"record version {version!r} is none of the {READ_VERSIONS} that this taspo_trl reads.")
+    data = as_newest(data)
     names = [one.name for one in fields(Trajectory)]
     values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening", "seed")}
     trajectory = Trajectory(
@@ -145,9 +146,52 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
         rollout=data["rollout"],
         step=data["step"],
         extraction=_extraction_from_json(data["extraction"]) if data.get("extraction") else None,
-        guidance=_guidance_from_json(data["guidance"], len(trajectory.turns)) if data.get("guidance") else None,
-        credit=_credit_from_json(data["credit"], trajectory) if data.get("credit") else None,
+        guidance=_guidance_from_json(data["guidance"]) if data.get("guidance") else None,
+        credit=_credit_from_json(data["credit"]) if data.get("credit") else None,
     )
+
+
+def as_newest(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A raw record of an earlier version in the form of the newest one.
+
+    Readers that must not refuse a damaged record, such as the viewer, use this and not [`from_json`]: nothing is
+    checked, what is missing stays missing, and what has an unknown form stays as it is.
+    """
+    guidance, credit = data.get("guidance"), data.get("credit")
+    turns = [turn if isinstance(turn, Mapping) else {} for turn in _list(data.get("turns"))]
+    newer: dict[str, Any] = {}
+    if isinstance(guidance, Mapping) and "blocks" not in guidance and "block_ids" in guidance:
+        newer["guidance"] = {**guidance, "blocks": _blocks_of_version_1(guidance, len(turns))}
+    scores = _list(credit.get("scores")) if isinstance(credit, Mapping) else []
+    if any(isinstance(score, Mapping) and "plain_logps" in score for score in scores):
+        moved = [_score_of_version_1(score, turn) for score, turn in zip(scores, turns, strict=False)]
+        newer["credit"] = {**(credit or {}), "scores": moved}
+    return {**data, **newer} if newer else data
+
+
+def _blocks_of_version_1(guidance: Mapping[str, Any], num_turns: int) -> dict[str, Any]:
+    """Version 1 held one block for all turns."""
+    ids = _list(guidance["block_ids"])
+    block = {"ids": [ids], "texts": [guidance.get("text")], "turns": [0] * num_turns, "place": "splice"}
+    return {str(guidance.get("construction")): block} if ids else {}
+
+
+def _score_of_version_1(score: Any, turn: Mapping[str, Any]) -> Any:
+    """Version 1 kept the action's tokens only, of one block."""
+    if not isinstance(score, Mapping) or "plain_logps" not in score:
+        return score
+    plain = _list(score["plain_logps"])
+    kept = {name: value for name, value in score.items() if name not in ("plain_logps", "guided_logps")}
+    if not plain:
+        return {**kept, "tokens": 0, "places": [], "plain": [], "guided": {}, "missing": {}}
+    places = [k for k, is_action in enumerate(_list(turn.get("action_mask"))) if is_action]
+    guided = {"aligned": score.get("guided_logps")}
+    num_tokens = len(_list(turn.get("reply_ids")))
+    return {**kept, "tokens": num_tokens, "places": places, "plain": plain, "guided": guided, "missing": {}}
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _turn_to_json(turn: Turn, with_prompt_ids: bool) -> dict[str, Any]:
@@ -216,25 +260,15 @@ def _block_from_json(data: Mapping[str, Any]) -> Block:
     )
 
 
-def _blocks_of_version_1(data: Mapping[str, Any], num_turns: int) -> dict[str, Block]:
-    if not data["block_ids"]:
-        return {}
-    return {data["construction"]: Block.whole(data["block_ids"], num_turns, data["text"])}
-
-
-def _guidance_from_json(data: Mapping[str, Any], num_turns: int) -> Guidance:
+def _guidance_from_json(data: Mapping[str, Any]) -> Guidance:
     statements = tuple(
         Statement(one["text"], tuple(one["evidence_ids"]), tuple(Support(**support) for support in one["support"]))
         for one in data["statements"]
     )
-    if "blocks" in data:
-        blocks = {name: _block_from_json(block) for name, block in data["blocks"].items()}
-    else:
-        blocks = _blocks_of_version_1(data, num_turns)
     return Guidance(
         traj_uid=data["traj_uid"],
         construction=data["construction"],
-        blocks=blocks,
+        blocks={name: _block_from_json(block) for name, block in data["blocks"].items()},
         statements=statements,
         evidence=_evidence(data["evidence"]),
         rejections=_rejections(data["rejections"]),
@@ -272,29 +306,13 @@ def _score_from_json(data: Mapping[str, Any]) -> ReplyScore:
     return ReplyScore(spread(data["plain"]), guided, data["unscorable"], dict(data["missing"]))
 
 
-def _score_of_version_1(data: Mapping[str, Any], turn: Turn, block: str) -> ReplyScore:
-    """Version 1 kept the action's tokens only, of one block."""
-    if data["unscorable"] and not data["plain_logps"]:
-        return ReplyScore(unscorable=data["unscorable"])
-    places = [k for k, is_action in enumerate(turn.action_mask) if is_action]
-    one = {"tokens": len(turn.reply_ids), "places": places, "plain": data["plain_logps"], "missing": {}}
-    return _score_from_json({**one, "guided": {block: data["guided_logps"]}, "unscorable": data["unscorable"]})
-
-
-def _credit_from_json(data: Mapping[str, Any], trajectory: Trajectory) -> Credit:
-    if "method" in data:
-        scores = [_score_from_json(score) for score in data["scores"]]
-    else:
-        scores = [
-            _score_of_version_1(score, turn, "aligned")
-            for score, turn in zip(data["scores"], trajectory.turns, strict=False)
-        ]
+def _credit_from_json(data: Mapping[str, Any]) -> Credit:
     return Credit(
         traj_uid=data["traj_uid"],
         advantage=data["advantage"],
         weights=tuple(data["weights"]),
         supports=tuple(data["supports"]),
-        scores=tuple(scores),
+        scores=tuple(_score_from_json(score) for score in data["scores"]),
         fallback=data["fallback"],
         token_weights=_optional_rows(data.get("token_weights")),
         method=data.get("method", "taspo"),

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from taspo_trl.errors import RecordError
-from taspo_trl.records import RECORD_VERSION, TrajectoryRecord, from_json, read_records, to_json, write_records
+from taspo_trl.records import (
+    RECORD_VERSION,
+    TrajectoryRecord,
+    as_newest,
+    from_json,
+    read_records,
+    to_json,
+    write_records,
+)
 from taspo_trl.types import (
     Block,
     Credit,
@@ -140,6 +148,31 @@ def test_guidance_of_version_1_is_read_as_one_block_for_all_turns(tmp_path, ids,
     expected = {"aligned": Block.whole(ids, num_turns, text)} if ids else {}
     assert read.guidance == dataclasses.replace(full_record().guidance, blocks=expected)
     assert dataclasses.replace(read, guidance=full_record().guidance) == full_record()
+
+
+@pytest.mark.parametrize("broken", [None, 3, "x", [], {}, [None], {"plain_logps": 3}, [{"plain_logps": "no"}]])
+@pytest.mark.parametrize("place", ["turns", "guidance", "credit", "scores", "block_ids"])
+def test_a_damaged_record_of_version_1_keeps_what_it_has(place, broken):
+    data = {
+        "version": 1,
+        "turns": [{"action_mask": [1, 0], "reply_ids": [5, 6]}],
+        "guidance": {"construction": "aligned", "block_ids": [7]},
+        "credit": {"scores": [{"plain_logps": [-1.0], "guided_logps": [-2.0]}], "weights": [1.0]},
+    }
+    part = data["credit"] if place == "scores" else data["guidance"] if place == "block_ids" else data
+    part[place] = broken
+    newest = as_newest(data)
+    assert set(newest) == set(data) and newest["version"] == 1
+    if place not in ("guidance", "block_ids"):
+        assert newest["guidance"]["blocks"]["aligned"]["ids"] == [[7]]
+    if place not in ("turns", "credit", "scores"):
+        (score,) = newest["credit"]["scores"]
+        assert (score["places"], score["plain"], score["guided"]) == ([0], [-1.0], {"aligned": [-2.0]})
+
+
+def test_a_record_of_the_newest_version_is_left_alone():
+    data = to_json(full_record())
+    assert as_newest(data) is data
 
 
 def test_full_record_leaves_no_field_at_its_default():

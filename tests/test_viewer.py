@@ -393,13 +393,32 @@ def test_many_broken_lines_do_not_fill_the_page(tmp_path):
 
 
 def test_guidance_of_version_1_is_shown_without_a_note(tmp_path):
-    record = to_json(small_group()[1]) | {"version": 1}
-    del record["guidance"]["blocks"]
-    record["guidance"] |= {"block_ids": [7, 8, 9], "text": "- Go to the desk."}
+    old = to_json(small_group()[1]) | {"version": 1}
+    del old["guidance"]["blocks"]
+    old["guidance"] |= {"block_ids": [7, 8, 9], "text": "- Go to the desk."}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(old) + "\n")
+    (record,) = read_lines(RecordFile(path, False))
     assert row_of(record).has_guidance is True
     assert (shown_block(record["guidance"])) == (3, "- Go to the desk.")
     assert shown_block(to_json(small_group()[1])["guidance"]) == (3, "- Go to the desk.")
     assert _version_notes({"1", "2"}) == []
+
+
+def test_a_record_of_version_1_is_shown_like_the_same_of_the_newest(tmp_path):
+    new = to_json(small_group()[1])
+    old = json.loads(json.dumps(new)) | {"version": 1}
+    (name, block), *others = old["guidance"].pop("blocks").items()
+    assert not others and name == old["guidance"]["construction"] == "aligned"
+    old["guidance"] |= {"block_ids": block["ids"][0], "text": block["texts"][0]}
+    for score in old["credit"]["scores"]:
+        score |= {"plain_logps": score.pop("plain"), "guided_logps": score.pop("guided").get("aligned", [])}
+        del score["places"], score["tokens"], score["missing"]
+    del old["credit"]["method"]
+    assert any(score["plain_logps"] for score in old["credit"]["scores"])
+    (tmp_path / "a.jsonl").write_text(json.dumps(old) + "\n")
+    (read,) = read_lines(RecordFile(tmp_path / "a.jsonl", False))
+    assert group_data([read], no_text) == group_data([new], no_text)
 
 
 def test_several_blocks_are_shown_under_their_names_and_turns():

@@ -1,4 +1,4 @@
-"""The guidance blocks of a raw record of any version.
+"""The guidance blocks of a raw record.
 
 Pure.
 """
@@ -28,11 +28,8 @@ def shown_block(guidance: Mapping[str, Any]) -> tuple[int, str]:
 
 def _contents(guidance: Mapping[str, Any]) -> list[tuple[str, list[int], int, str]]:
     """(block name, turns from 1, tokens, text) of each distinct content."""
-    if "blocks" not in guidance:  # version 1: one block for the trajectory
-        ids = items(guidance.get("block_ids"))
-        return [(text(guidance.get("construction")), [], len(ids), text(guidance.get("text")))] if ids else []
     found = []
-    for name, block in mapping(guidance["blocks"]).items():
+    for name, block in mapping(guidance.get("blocks")).items():
         places = items(mapping(block).get("turns"))
         for number, ids in enumerate(items(mapping(block).get("ids"))):
             turns = [turn for turn, place in enumerate(places, 1) if place == number]

@@ -101,7 +101,7 @@ def _tokens(
     token_text: TokenText,
 ) -> dict[str, Any] | None:
     """The action tokens with their shifts; None for a turn that was not scored."""
-    places, plain, guided = _scored(turn, score)
+    places, plain, guided = _scored(score)
     if not plain and not guided:
         return None
     ids = items(turn.get("reply_ids"))
@@ -118,11 +118,8 @@ def _tokens(
     return tokens
 
 
-def _scored(turn: Mapping[str, Any], score: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def _scored(score: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """(places in the reply, log-probabilities without and with the first block) of the tokens that were scored."""
-    if "plain_logps" in score:  # version 1
-        places = [k for k, flag in enumerate(items(turn.get("action_mask"))) if flag]
-        return places, items(score.get("plain_logps")), items(score.get("guided_logps"))
     places = [k for k in items(score.get("places")) if isinstance(k, int)]
     guided = next(iter(mapping(score.get("guided")).values()), None)
     return places, items(score.get("plain")), items(guided)

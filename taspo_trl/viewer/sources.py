@@ -1,6 +1,6 @@
 """Which files of a folder hold a run: trajectories, logs, evaluations, tokenizer.
 
-Looks and reads lines; knows nothing of what a record means.
+Looks and reads lines; knows nothing of what a record means, except how an earlier version becomes the newest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from ..checkpoints import checkpoints_of
 from ..errors import RecordError
 from ..files import PARTIAL
+from ..records import as_newest
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def find_run(run_dir: str | os.PathLike) -> RunFiles:
 
 
 def read_lines(file: RecordFile) -> Iterator[dict[str, Any] | str]:
-    """The records of a file as they are; a string says what is wrong with a line that is none."""
+    """The raw records of a file in the newest form; a string says what is wrong with a line that is none."""
     with open(file.path, "rb") as lines:
         for count, line in enumerate(lines, 1):
             if not line.strip():
@@ -90,7 +91,11 @@ def read_lines(file: RecordFile) -> Iterator[dict[str, Any] | str]:
             except (ValueError, RecursionError) as error:
                 yield f"{file.path.name}, line {count}: no JSON ({error})"
                 continue
-            yield record if _is_record(record) else f"{file.path.name}, line {count}: no trajectory record"
+            yield (
+                dict(as_newest(record))
+                if _is_record(record)
+                else f"{file.path.name}, line {count}: no trajectory record"
+            )
 
 
 def read_json(path: Path) -> Any:
