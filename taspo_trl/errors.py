@@ -5,6 +5,11 @@ wrong inside an episode, an analyzer answer or a turn is not an exception but da
 [`~taspo_trl.types.StopReason`] and the reject reasons of `analyzer.validation`.
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class TaspoError(Exception):
     """Base class of every exception that this package raises on purpose."""
@@ -58,3 +63,9 @@ class RecordError(TaspoError, ValueError):
 
 class ReplayError(TaspoError, RuntimeError):
     """A recorded episode does not come back: the same row, seed and actions gave other texts, or none."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """` Did you mean ...?` with the nearest of the known names; empty where none is near."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean `{close[0]}`?" if close else ""

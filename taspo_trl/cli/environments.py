@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..environments import ENVIRONMENTS
-from ..errors import ConfigurationError
-from .sources import did_you_mean
+from ..errors import ConfigurationError, did_you_mean
 
 
 _FACTS = {

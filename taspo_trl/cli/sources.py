@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -80,12 +79,6 @@ def json_arguments(text: str | Mapping[str, Any] | None, option: str) -> dict[st
             f"`{option}` must be a mapping such as '{{\"key\": 1}}' (JSON) or '{{key: 1}}' (YAML), got {text!r}."
         )
     return value
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` Did you mean ...?` with the nearest of the known names; empty where none is near."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean `{close[0]}`?" if close else ""
 
 
 def read_mapping(text: str) -> dict[str, Any] | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from ..checkpoints import checkpoint_to_resume
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, did_you_mean
 from .folders import check_model
-from .sources import did_you_mean, environment_data, environment_factory, imported, json_arguments
+from .sources import environment_data, environment_factory, imported, json_arguments
 
 
 @dataclass

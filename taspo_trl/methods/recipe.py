@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..credit.base import (
     AdvantageRule,
@@ -18,6 +19,8 @@ from ..credit.base import (
     combined,
     credits_of,
 )
+from ..guidance.constructions import maker_of
+from ..guidance.stage import Wanted
 from ..loss.distillation.base import DistillTerm
 from ..types import Credit
 
@@ -33,15 +36,18 @@ class Recipe:
             By default A_i on every sampled token: GRPO.
         distill (`DistillTerm`, *optional*):
             A loss beside or instead of the policy's.
-        contexts (`tuple[str, ...]`, *optional*):
-            Privileged contexts that give the blocks of `needs`, by their names in `guidance`.
+        state_key (`str`, *optional*, defaults to `"observation"`):
+            When two turns stand in the same state, see [`~taspo_trl.credit.states.state_key`].
+        place (`str`, *optional*, defaults to `"splice"`):
+            Where contexts of whole trajectories stand, see [`~taspo_trl.types.Block`].
     """
 
     name: str
     advantage: AdvantageRule = field(default_factory=OutcomeAdvantage)
     weight: WeightRule = field(default_factory=NoWeights)
     distill: DistillTerm | None = None
-    contexts: tuple[str, ...] = ()
+    state_key: str = "observation"
+    place: Literal["splice", "start"] = "splice"
     teacher_model: str | None = None
     """Who plays the guided branch where `needs.teacher` is `"model"`: a model id, a folder, or a server's address."""
 
@@ -55,6 +61,24 @@ class Recipe:
         """What all of its parts ask for."""
         parts = [self.advantage.needs, self.weight.needs]
         return combined(*parts, *([self.distill.needs] if self.distill is not None else []))
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        """The privileged contexts that make the blocks of `needs`, by their names in `guidance`."""
+        return tuple(dict.fromkeys(maker_of(block) for block in self.needs.blocks))
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which trajectories its contexts are made for."""
+        needs, mean_one = self.needs, self.weight.guarantees.mean_one
+        # Weights with mean one over the units of one block are 1 where there is a single unit.
+        needs_two = mean_one in ("turns", "action_tokens") and len(self.weight.needs.blocks) == 1
+        return Wanted(
+            allocation="token" if mean_one == "action_tokens" else "action",
+            scope="reply" if needs.scope == "reply" else "action",
+            min_candidates=2 if needs_two else 1,
+            flat_groups=needs.flat_groups,
+        )
 
     def assign(self, batch: Batch) -> Assigned:
         """The credit of every trajectory of a scored batch, checked against what the weight rule promises.

@@ -1,67 +1,268 @@
-"""Every method by its name: how its recipe is made of a configuration, and whom to cite."""
+"""Every method by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ..credit.base import WeightRule
+from ..credit.agentopsd import AgentOPSD
+from ..credit.factor import HTA, TAC
+from ..credit.gigpo import GiGPO
+from ..credit.graphgpo import GraphGPO
+from ..credit.grpo import GRPO
+from ..credit.grsd import GRSD
+from ..credit.hcapo import HCAPO
+from ..credit.hgpo import HGPO
+from ..credit.opid import OPID
+from ..credit.rloo import RLOO
+from ..credit.rlsd import RLSD
+from ..credit.serl import SERL
+from ..credit.stepopsd import StepOPSD
 from ..credit.taspo import TurnWeights
+from ..credit.taspo_factor import TASPOFactor
 from ..credit.token_level import TokenWeights
-from ..errors import ConfigurationError
+from ..credit.triage import Triage
+from ..credit.turnsight import TurnSight
+from ..loss.distillation import OPSD, SDAR, SDPO, SkillSD, grpo_opsd, grpo_opsd_sdar, grpo_sdpo, opd, opsd_sdar
+from .method import Method, Part
+from .papers import PAPERS
 from .recipe import Recipe
 
 
-@dataclass(frozen=True)
-class Method:
-    """One line of the table.
-
-    Args:
-        line (`str`):
-            What it does, in one line.
-        make (`Callable`):
-            ([`~taspo_trl.TASPOConfig`], `**method_options`) -> [`Recipe`].
-        citation (`str`):
-            Where it is described.
-    """
-
-    line: str
-    make: Callable[..., Recipe]
-    citation: str
-
-
-def _taspo(args: Any) -> Recipe:
-    settings = {
-        "clip": args.shift_clip,
-        "threshold": args.shift_threshold,
-        "temperature": args.score_temperature,
-        "weight_range": args.weight_range,
-        "step_size": args.weight_step_size,
-        "block": args.guidance,
-    }
-    rule: WeightRule = TokenWeights(**settings) if args.allocation == "token" else TurnWeights(**settings)
-    return Recipe("taspo", weight=rule, contexts=(args.guidance,))
-
-
-def _grpo(args: Any) -> Recipe:
-    return Recipe("grpo")
-
-
-METHODS: Mapping[str, Method] = {
-    "taspo": Method("turn weights from aligned guidance, mean one", _taspo, "arXiv:2608.31077"),
-    "grpo": Method("the outcome's advantage on every token", _grpo, "arXiv:2402.03300"),
+FIELDS = {
+    "clip": "shift_clip",
+    "threshold": "shift_threshold",
+    "temperature": "score_temperature",
+    "weight_range": "weight_range",
+    "step_size": "weight_step_size",
 }
+"""TASPO's constants -> fields of the configuration."""
+
+
+class TASPO(Method):
+    """Its weights are of turns or of tokens: `allocation`."""
+
+    def make(self, args: Any = None, **options: Any) -> Recipe:
+        method: Method = self
+        if args is not None and args.allocation == "token":
+            method = replace(self, parts=(Part("weight", TokenWeights),))
+        return super(TASPO, method).make(args, **options)
+
+
+def _method(name: str, line: str, *parts: Part, cites: str | tuple[str, ...], **more: Any) -> Method:
+    names = (cites,) if isinstance(cites, str) else cites
+    return Method(name, line, tuple(PAPERS[one] for one in names), parts, **more)
+
+
+_ADVANTAGES = (
+    _method("grpo", "the outcome's advantage on every token", Part("advantage", GRPO), cites="GRPO"),
+    _method(
+        "rloo",
+        "the reward against the mean of the other rewards",
+        Part("advantage", RLOO, hidden=("scale",)),
+        cites="RLOO",
+    ),
+    _method(
+        "reinforce_pp",
+        "the reward against the group's mean, over the batch's deviation",
+        Part("advantage", partial(RLOO, scale="batch"), hidden=("scale",)),
+        cites="REINFORCE++",
+        note="The variant with a group baseline.",
+    ),
+    _method(
+        "gigpo",
+        "states that a group visits again are baselines for the actions taken there",
+        Part("advantage", GiGPO),
+        cites="GiGPO",
+        state_keys=True,
+    ),
+    _method(
+        "pace_q",
+        "GiGPO with the mean return of the state's action in place of the own return",
+        Part("advantage", partial(GiGPO, peers="action"), hidden=("peers",)),
+        cites="BiPACE",
+        state_keys=True,
+        note="The equation is inferred from the abstract; the paper clusters states by hidden states.",
+    ),
+    _method(
+        "hgpo",
+        "turns are compared with those that share ever longer pieces of their history",
+        Part("advantage", HGPO),
+        cites="HGPO",
+        state_keys=True,
+        note="A turn whose state nobody shares gets no gradient.",
+    ),
+    _method(
+        "graphgpo",
+        "an action is worth how near it leads to the goal in the group's graph of states",
+        Part("advantage", GraphGPO),
+        cites="GraphGPO",
+        state_keys=True,
+    ),
+    _method(
+        "hcapo",
+        "actions of a success earn more where the policy finds them likelier, knowing the end",
+        Part("advantage", HCAPO),
+        cites="HCAPO",
+        note="Written from a transcription of the paper; its prompt is not published.",
+    ),
+    _method(
+        "triage",
+        "each turn's role in the episode moves its advantage up or down",
+        Part("advantage", Triage, hidden=("plan_length",)),
+        cites="TRIAGE",
+        note="A rule stands in for the paper's judge, a language model; its lambda is ours.",
+    ),
+)
+
+_WEIGHTS = (
+    TASPO(
+        "taspo",
+        "turn weights from aligned guidance, mean one",
+        (PAPERS["TASPO"],),
+        (Part("weight", TurnWeights),),
+        fields=FIELDS | {"block": "guidance"},
+        note='`allocation="token"` weighs action tokens instead of turns (the ablation).',
+    ),
+    _method(
+        "rlsd",
+        "a privileged second look scales every token",
+        Part("weight", RLSD),
+        cites="RLSD",
+        note="SERL's table: `block='serl_immediate'`, `teacher='stale'`.",
+    ),
+    _method(
+        "serl",
+        "environment feedback scales the tokens of the action",
+        Part("weight", SERL),
+        cites="SERL",
+        state_keys=True,
+        contexts="serl_",
+    ),
+    _method(
+        "stepopsd",
+        "hindsight scales the tokens of failures' actions, then all steps get one mean",
+        Part("weight", StepOPSD),
+        cites="StepOPSD",
+        note="With a teacher that lags, weights are not 1 even without hindsight.",
+    ),
+    _method(
+        "opid",
+        "shifts under a digest of the own episode are added to the advantage",
+        Part("weight", OPID),
+        cites="OPID",
+        note="An extractive workflow stands in for the paper's analyst, a language model.",
+    ),
+    _method(
+        "agentopsd",
+        "a running belief in success is updated by each turn's evidence",
+        Part("weight", AgentOPSD),
+        cites="AgentOPSD",
+    ),
+    _method(
+        "grsd",
+        "what only successes did, and only failures, scales whole turns",
+        Part("weight", GRSD),
+        cites="GRSD",
+        note="An extractive contrast stands in for the lines that the policy writes in the paper.",
+    ),
+    _method(
+        "turnsight",
+        "a turn weighs by how much likelier its own near future makes it",
+        Part("weight", TurnSight),
+        cites="TurnSight",
+        note="The context shows the very action that is scored, by design.",
+    ),
+    _method(
+        "factor",
+        "turns get differences of a potential, tokens share each turn's credit",
+        Part("advantage", TAC, renamed={"warmup": "potential_warmup"}),
+        Part("weight", HTA),
+        cites="FACTOR",
+        state_keys=True,
+        note="FACTOR-table: values of states are means over siblings, not a learned value head.",
+    ),
+    _method(
+        "taspo_factor",
+        "TASPO between the turns, FACTOR between the tokens of each action",
+        Part("weight", TASPOFactor),
+        cites=("TASPO", "FACTOR"),
+        fields=FIELDS,
+        note="Nobody has published the pair.",
+    ),
+)
+
+_DISTILLATION = (
+    _method(
+        "sdar",
+        "GRPO, and sampled tokens are pushed up where the teacher agrees",
+        Part("distill", SDAR),
+        cites="SDAR",
+        places=True,
+    ),
+    _method("opsd", "match a teacher that sees a solution", Part("distill", OPSD), cites="OPSD"),
+    _method(
+        "opsd_sdar",
+        "OPSD as in the SDAR repository: its gated term without the policy gradient",
+        Part("distill", opsd_sdar, SDAR, hidden=("policy",)),
+        cites=("SDAR", "OPSD"),
+        places=True,
+        note="Most likely what agent papers call OPSD [inferred]. Their runs add `beta=0.01`, `entropy_coef=0.001`.",
+    ),
+    _method(
+        "opd",
+        "match another model along the policy's own episodes",
+        Part("distill", opd),
+        cites="GKD",
+    ),
+    _method(
+        "grpo_opsd",
+        "GRPO and OPSD together",
+        Part("distill", grpo_opsd, OPSD, hidden=("policy",)),
+        cites=("GRPO", "OPSD"),
+        note="The papers do not say the share of the term; 0.1 (`sampled`: 0.01) is ours.",
+    ),
+    _method(
+        "grpo_opsd_sdar",
+        "GRPO+OPSD as in the SDAR repository: SDAR with an open gate, whatever the teacher says",
+        Part("distill", grpo_opsd_sdar, SDAR, hidden=("slope",)),
+        cites=("SDAR", "OPSD"),
+        places=True,
+        note="The teacher has no influence on its gradient.",
+    ),
+    _method(
+        "sdpo",
+        "match an averaged teacher that sees a sibling's success or the feedback",
+        Part("distill", SDPO),
+        cites="SDPO",
+    ),
+    _method(
+        "grpo_sdpo",
+        "GRPO and SDPO, mixed",
+        Part("distill", grpo_sdpo, SDPO, hidden=("policy", "weight")),
+        cites=("GRPO", "SDPO"),
+        note="The mixing weight is that of TRL's form [inferred].",
+    ),
+    _method(
+        "skillsd",
+        "GRPO, and a reverse KL to the policy that sees a skill text",
+        Part("distill", SkillSD),
+        cites="Skill-SD",
+    ),
+)
+
+GROUPS: Mapping[str, tuple[Method, ...]] = {
+    "Advantages": _ADVANTAGES,
+    "Weights": _WEIGHTS,
+    "Distillation terms": _DISTILLATION,
+}
+"""Kind -> its methods."""
+METHODS: Mapping[str, Method] = {one.name: one for group in GROUPS.values() for one in group}
 """Name -> method."""
 
 
 def recipe_for(args: Any) -> Recipe:
-    """The recipe that a configuration asks for; `guidance="none"` is GRPO.
-
-    Raises:
-        ConfigurationError: there is no such method.
-    """
-    name = "grpo" if args.guidance == "none" else "taspo"
-    if name not in METHODS:
-        raise ConfigurationError(f"`method` must be one of {', '.join(map(repr, METHODS))}, got {name!r}.")
-    return METHODS[name].make(args)
+    """The recipe that a configuration asks for."""
+    return METHODS[args.method].make(args, **(args.method_options or {}))
