@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from .errors import ConfigurationError
 from .generation.checks import check_vllm_options
 from .generation.transformers import check_generation_kwargs
-from .guidance.constructions import WHOLE
+from .methods.choice import ALLOCATIONS, choose
 from .options.inherited import check_options
 from .options.ranges import check_choices, check_ranges
 from .redaction import holds_secret
@@ -65,12 +65,11 @@ class TASPOConfig(GRPOConfig):
 
         > Parameters that control the guidance
 
-        guidance (`str`, *optional*, defaults to `"aligned"`):
-            What the guided branch is shown in all turns of a trajectory: `"aligned"` (the method), one of the contexts
-            that it is compared with (`"random_success"`, `"nearest_success"`, `"first_success_failed_only"`,
-            `"serl_success"`, `"sibling_or_feedback"`, `"generic_skill"`, `"outcome"`, `"contrast"`, `"serl_judge"`,
-            `"serl_judge_success"`), a placebo (`"shuffled"`, `"empty"`), or `"none"` (plain GRPO). docs/contexts.md
-            describes each.
+        guidance (`str`, *optional*):
+            The context that the teacher's branch is shown, by its name in docs/contexts.md: with TASPO `"aligned"`
+            (the paper's), one that it is compared with (`"random_success"`, `"nearest_success"`, `"generic_skill"`), a
+            placebo (`"shuffled"`, `"empty"`), or `"none"`, which is `method="grpo"`. If `None`, the method's own:
+            `"aligned"`. Other methods take it as the `block` of `method_options`, where they have one.
         max_evidence_items (`int`, *optional*, defaults to `12`):
             Evidence items kept for a group.
         max_guidance_items (`int`, *optional*, defaults to `8`):
@@ -111,9 +110,19 @@ class TASPOConfig(GRPOConfig):
 
         > Parameters that control the credit
 
-        allocation (`str`, *optional*, defaults to `"action"`):
-            `"action"`: one weight for each turn. `"token"`: one for each action token (the ablation; the trajectory's
-            mean weight is then not preserved).
+        method (`str`, *optional*, defaults to `"taspo"`):
+            How the outcome of an episode becomes the credit of its tokens: `"taspo"`, `"grpo"`, or one of the others
+            in docs/methods.md (`taspo methods` lists them).
+        method_options (`dict[str, Any] | str`, *optional*):
+            Constants of a method other than TASPO, whose constants are the options below; on the command line as JSON.
+            `taspo methods NAME` lists them. An option that the method does not have is refused.
+        teacher_model (`str`, *optional*):
+            Who plays the teacher of a method whose teacher is another model (`"opd"`): a model id, a folder, or the
+            address of a server that gives log-probabilities. It must have the policy's tokenizer.
+        allocation (`str`, *optional*):
+            TASPO's weights: `"action"`: one for each turn (if `None`, too). `"token"`: one for each action token (the
+            ablation; the trajectory's mean weight is then not preserved). Refused with other methods, as are the
+            constants below.
         shift_clip (`float`, *optional*, defaults to `2.0`):
             c: bound on a single token's likelihood shift.
         shift_threshold (`float`, *optional*, defaults to `0.0`):
@@ -263,12 +272,12 @@ class TASPOConfig(GRPOConfig):
     )
 
     # Parameters that control the guidance
-    guidance: str = field(
-        default="aligned",
+    guidance: str | None = field(
+        default=None,
         metadata={
-            "help": "What the guided branch is shown: `aligned` (the method), a context that it is compared with, a "
-            "placebo (`shuffled`, `empty`), or `none` (plain GRPO); see docs/contexts.md.",
-            "choices": list(WHOLE),
+            "help": "The context that the teacher's branch is shown: `aligned` (TASPO's), a context that it is "
+            "compared with, a placebo (`shuffled`, `empty`), or `none` (plain GRPO); see docs/contexts.md. If "
+            "`None`, the method's own.",
         },
     )
     max_evidence_items: int = field(
@@ -362,11 +371,31 @@ class TASPOConfig(GRPOConfig):
     )
 
     # Parameters that control the credit
-    allocation: str = field(
-        default="action",
+    method: str = field(
+        default="taspo",
         metadata={
-            "help": "`action`: one weight for each turn (the method). `token`: one for each action token (ablation).",
-            "choices": ["action", "token"],
+            "help": "How an outcome becomes credit: `taspo`, `grpo`, or another method that `taspo methods` lists."
+        },
+    )
+    method_options: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Constants of a method other than TASPO, as JSON; `taspo methods NAME` lists them.",
+        },
+    )
+    teacher_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "The teacher of methods whose teacher is another model (`opd`): a model id, a folder, or the "
+            "address of a server that gives log-probabilities."
+        },
+    )
+    allocation: str | None = field(
+        default=None,
+        metadata={
+            "help": "TASPO's weights: `action`: one for each turn (the method). `token`: one for each action token "
+            "(ablation).",
+            "choices": list(ALLOCATIONS),
         },
     )
     shift_clip: float = field(
@@ -451,6 +480,7 @@ class TASPOConfig(GRPOConfig):
                     "configuration is saved with every checkpoint. Write the plain address, for example "
                     "http://localhost:8000/v1, and keep what proves who you are in the environment."
                 )
+        self._choose_method(values)
         if self.use_vllm:
             check_vllm_options(self)
         else:
@@ -478,6 +508,12 @@ class TASPOConfig(GRPOConfig):
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _choose_method(self, values: dict[str, Any]) -> None:
+        """What is unset comes from the method, so that every reader of the configuration sees what is used."""
+        chosen = choose(values, {one.name: one.default for one in fields(self)})
+        self.method, self.method_options = chosen.method, chosen.method_options
+        self.guidance, self.allocation = chosen.guidance, chosen.allocation
 
     def set_push_to_hub(self, *args, **kwargs):
         super().set_push_to_hub(*args, **kwargs)

@@ -171,7 +171,7 @@ def test_usage_and_version(capsys):
         (
             ["train", "--output_dir", "x", "--guidance", "alligned"],
             1,
-            "argument --guidance: invalid choice: 'alligned'",
+            "`guidance` must be one of",
         ),
         (["env", "download", "alfword"], 1, "Did you mean `alfworld`?"),
         (["eval", "--model", "./nowhere"], 1, "There is no model folder ./nowhere"),

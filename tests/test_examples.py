@@ -20,7 +20,7 @@ WORLDS = ("alfworld", "webshop", "search_qa")
 BACKBONES = ("qwen2.5-3b", "qwen2.5-7b", "qwen3-1.7b")
 PAPER = {
     "num_generations": 8, "learning_rate": 1e-6, "entropy_coef": 0.001, "epsilon": 0.2, "delta": 3.0,
-    "max_completion_length": 512, "temperature": 1.0, "top_p": 1.0, "guidance": "aligned", "weight_range": 0.4,
+    "max_completion_length": 512, "temperature": 1.0, "top_p": 1.0, "weight_range": 0.4,
     "score_temperature": 0.5, "shift_clip": 2.0,
 }  # fmt: skip
 PAPER_OF = {
@@ -85,6 +85,7 @@ def test_recipes_parse(path, tmp_path):
         ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
     )
     assert task.environment == content["environment"]
+    assert (training.method, training.guidance) == ("taspo", "aligned")
     num_tasks = training.generation_batch_size // training.num_generations
     assert num_tasks * training.num_generations == training.generation_batch_size
 

@@ -1,7 +1,9 @@
 """The methods: rules of credit put together under a name."""
 
+from .method import Method
+from .papers import PAPERS, Paper
 from .recipe import Assigned, Recipe
-from .registry import METHODS, Method, recipe_for
+from .registry import GROUPS, METHODS, recipe_for
 
 
-__all__ = ["METHODS", "Assigned", "Method", "Recipe", "recipe_for"]
+__all__ = ["GROUPS", "METHODS", "PAPERS", "Assigned", "Method", "Paper", "Recipe", "recipe_for"]

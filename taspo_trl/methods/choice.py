@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from ..credit.states import state_key
 from ..errors import ConfigurationError, did_you_mean
 from ..guidance.constructions import CONSTRUCTIONS
 from .method import Method
@@ -42,7 +44,8 @@ def choose(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Choice:
 
     Args:
         values (`Mapping[str, Any]`):
-            `method`, `method_options`, `guidance`, `allocation` and TASPO's constants of a configuration.
+            `method`, `method_options`, `guidance`, `allocation`, `teacher_model` and TASPO's constants of a
+            configuration.
         defaults (`Mapping[str, Any]`):
             Those of TASPO's constants.
 
@@ -81,7 +84,7 @@ def _recipe(
 ) -> Recipe:
     if options.get("block") is not None:
         _check_context(method, options["block"])
-    constants = {name: values[name] for name in FIELDS.values()}
+    constants = {name: values[name] for name in (*FIELDS.values(), "teacher_model")}
     return method.make(SimpleNamespace(**constants, guidance=guidance, allocation=allocation), **options)
 
 
@@ -95,9 +98,9 @@ def _named(name: Any) -> Method:
         return METHODS[name]
     if str(name).lower() in ("ppo", "gae"):
         raise ConfigurationError(
-            f"`method={name!r}` needs a learned value function, which is no part of this trainer. The nearest choices: "
-            "'rloo' (a baseline from the other episodes), 'gigpo' (a baseline from states seen again), 'factor' "
-            "(temporal differences of a table of values)."
+            f"`method={name!r}` needs a learned value function, which is no part of this trainer. The nearest "
+            "choices: 'rloo' (a baseline from the other episodes), 'gigpo' (a baseline from states seen again), "
+            "'factor' (temporal differences of a table of values)."
         )
     raise ConfigurationError(
         f"`method` must be one of {', '.join(map(repr, METHODS))}, got {name!r}.{did_you_mean(name, METHODS)}"
@@ -107,10 +110,8 @@ def _named(name: Any) -> Method:
 def _mapping(options: Any) -> dict[str, Any]:
     """`method_options` as a mapping; a text is JSON, as on a command line."""
     if isinstance(options, str):
-        try:
+        with contextlib.suppress(ValueError):
             options = json.loads(options)
-        except ValueError:
-            pass
     if options is None:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
@@ -151,6 +152,17 @@ def _shown(recipe: Recipe) -> str:
 
 def _check_recipe(method: Method, recipe: Recipe) -> None:
     """What cannot be given to a rule is refused before anything is played."""
+    is_other = recipe.needs.teacher == "model" and (recipe.needs.plain_only or bool(recipe.needs.blocks))
+    if is_other and recipe.teacher_model is None:
+        raise ConfigurationError(
+            f"`method={method.name!r}` learns from another model, and `teacher_model` is not set. Name a model id, a "
+            "folder, or the address of a server that gives log-probabilities."
+        )
+    if recipe.teacher_model is not None and not is_other:
+        raise ConfigurationError(
+            f"`teacher_model={recipe.teacher_model!r}` has no use in `method={method.name!r}`, whose teacher is "
+            f"{recipe.needs.teacher!r}. Leave it out, or take teacher='model' in `method_options`."
+        )
     if recipe.needs.values:
         raise ConfigurationError(
             f"`method_options` of method={method.name!r} ask for continuations from each state (value="
@@ -161,3 +173,6 @@ def _check_recipe(method: Method, recipe: Recipe) -> None:
             "`state_key='world'` is the simulator's true state and needs each episode replayed, which this trainer "
             "does not do. Take 'observation_actions'."
         )
+    state_key(recipe.state_key)  # refuses other names
+    if recipe.place not in ("start", "splice"):
+        raise ConfigurationError(f"`place` must be one of 'start', 'splice', got {recipe.place!r}.")

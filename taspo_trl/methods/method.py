@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from ..credit.base import Guarantees, Needs
+from ..credit.base import Guarantees, Needs, OutcomeAdvantage
+from ..credit.grpo import GRPO
+from ..credit.rloo import RLOO
 from ..errors import ConfigurationError, did_you_mean
 from .papers import Paper
 from .recipe import Recipe
@@ -148,10 +150,14 @@ class Method:
         given = dict(options)
         if args is not None:
             given |= {name: getattr(args, field_name) for name, field_name in self.fields.items()}
-        parts: dict[str, Any] = {part.slot: part.made(given) for part in self.parts}
+        parts: dict[str, Any] = {part.slot: part.made(given) for part in self.parts_for(args)}
         settings = {"state_key": given.get("state_key", "observation")} if self.state_keys else {}
         settings |= {"place": given.get("place", "start")} if self.places else {}
-        return Recipe(self.name, **parts, **settings)
+        return Recipe(self.name, **parts, **settings, teacher_model=getattr(args, "teacher_model", None))
+
+    def parts_for(self, args: Any) -> tuple[Part, ...]:
+        """Its parts, where the configuration decides which."""
+        return self.parts
 
     @cached_property
     def usual(self) -> Recipe:
@@ -172,7 +178,10 @@ class Method:
     def guarantee_words(self) -> str:
         """What its weights keep to, at every step."""
         rule = self.usual
-        return guarantees_in_words(rule.weight.guarantees, rule.distill is not None)
+        words = guarantees_in_words(rule.weight.guarantees)
+        if not isinstance(rule.advantage, OutcomeAdvantage | GRPO | RLOO):
+            words += "; A_it may have another sign than A_i, and move groups of equal outcomes"
+        return words + ("; the term adds a loss of its own" if rule.distill is not None else "")
 
 
 def needs_in_words(needs: Needs, contexts: tuple[str, ...] = ()) -> str:
@@ -224,20 +233,21 @@ def cost_in_words(needs: Needs) -> str:
     return "; ".join(found) or "nothing"
 
 
-def guarantees_in_words(promised: Guarantees, distils: bool) -> str:
+def guarantees_in_words(promised: Guarantees) -> str:
     """What is checked at every step of A~ against A_it."""
-    found = ["keeps the sign of A"] if promised.keeps_sign else ["may turn the sign of A"]
+    if promised.bounds == (1.0, 1.0):
+        return "A~ = A_it on every token of the turn"
+    found = ["keeps the sign of A_it" if promised.keeps_sign else "may turn the sign of A_it"]
     if promised.bounds is not None:
-        low, high = promised.bounds
-        found.append("A~ = A" if low == high == 1 else f"A~ / A in [{low:g}, {high:g}]")
-    if promised.mean_one is not None and promised.bounds != (1.0, 1.0):
+        found.append("A~ / A_it in [{:g}, {:g}]".format(*promised.bounds))
+    if promised.mean_one is not None:
         found.append(f"mean one over {_MEANS[promised.mean_one]}")
-    if promised.identity_at_zero and promised.bounds != (1.0, 1.0):
-        where = "of a whole group " if promised.identity_at_zero == "group" else ""
-        found.append(f"no shift {where}gives A~ = A")
+    if promised.identity_at_zero:
+        where = "in a whole group " if promised.identity_at_zero == "group" else ""
+        found.append(f"no shift {where}gives A~ = A_it")
     if not promised.flat_is_zero:
-        found.append("moves episodes with A = 0")
-    return "; ".join(found) + ("; the term adds a loss of its own" if distils else "")
+        found.append("moves turns with A_it = 0")
+    return "; ".join(found)
 
 
 _MEANS = {

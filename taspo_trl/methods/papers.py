@@ -138,8 +138,8 @@ _ALL = (
         "SDPO",
         "2601.20802",
         "Reinforcement Learning via Self-Distillation",
-        "J. Hübotter, F. Lübeck, L. Behric, A. Baumann, M. Bagatella, D. Marta, I. Hakimi, I. Shenfeld, T. K. Buening, "
-        "C. Guestrin, A. Krause",
+        "J. Hübotter, F. Lübeck, L. Behric, A. Baumann, M. Bagatella, D. Marta, I. Hakimi, I. Shenfeld, "
+        "T. K. Buening, C. Guestrin, A. Krause",
     ),
     Paper(
         "Skill-SD",

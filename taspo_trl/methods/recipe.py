@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..credit.base import (
@@ -19,7 +19,7 @@ from ..credit.base import (
     combined,
     credits_of,
 )
-from ..guidance.constructions import maker_of
+from ..guidance.constructions import CONSTRUCTIONS, maker_of
 from ..guidance.stage import Wanted
 from ..loss.distillation.base import DistillTerm
 from ..types import Credit
@@ -40,6 +40,9 @@ class Recipe:
             When two turns stand in the same state, see [`~taspo_trl.credit.states.state_key`].
         place (`str`, *optional*, defaults to `"splice"`):
             Where contexts of whole trajectories stand, see [`~taspo_trl.types.Block`].
+        teacher_model (`str`, *optional*):
+            Who plays the guided branch where `needs.teacher` is `"model"`: a model id, a folder, or a server's
+            address.
     """
 
     name: str
@@ -49,7 +52,6 @@ class Recipe:
     state_key: str = "observation"
     place: Literal["splice", "start"] = "splice"
     teacher_model: str | None = None
-    """Who plays the guided branch where `needs.teacher` is `"model"`: a model id, a folder, or a server's address."""
 
     @property
     def rule_needs(self) -> Needs:
@@ -66,6 +68,16 @@ class Recipe:
     def contexts(self) -> tuple[str, ...]:
         """The privileged contexts that make the blocks of `needs`, by their names in `guidance`."""
         return tuple(dict.fromkeys(maker_of(block) for block in self.needs.blocks))
+
+    @property
+    def asks_analyzer(self) -> bool:
+        """Whether a context of it is made by the analyzer."""
+        return any(CONSTRUCTIONS[name].asks for name in self.contexts if name in CONSTRUCTIONS)
+
+    @property
+    def draws_on_successes(self) -> bool:
+        """Whether a context of it needs a verified success."""
+        return any(CONSTRUCTIONS[name].needs_success for name in self.contexts if name in CONSTRUCTIONS)
 
     @property
     def wanted(self) -> Wanted:
@@ -89,6 +101,9 @@ class Recipe:
         advantages = self.advantage(batch)
         weighed = self.weight(batch, advantages)
         check_guarantees(batch, advantages, weighed, self.weight.needs, self.weight.guarantees)
+        report = getattr(self.advantage, "report", None)
+        if report is not None:
+            weighed = replace(weighed, metrics={**report(batch), **weighed.metrics})
         return Assigned(advantages, weighed, credits_of(batch, advantages, weighed, self.name))
 
 

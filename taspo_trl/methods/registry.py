@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,11 +43,9 @@ FIELDS = {
 class TASPO(Method):
     """Its weights are of turns or of tokens: `allocation`."""
 
-    def make(self, args: Any = None, **options: Any) -> Recipe:
-        method: Method = self
-        if args is not None and args.allocation == "token":
-            method = replace(self, parts=(Part("weight", TokenWeights),))
-        return super(TASPO, method).make(args, **options)
+    def parts_for(self, args: Any) -> tuple[Part, ...]:
+        is_by_token = args is not None and args.allocation == "token"
+        return (Part("weight", TokenWeights),) if is_by_token else self.parts
 
 
 def _method(name: str, line: str, *parts: Part, cites: str | tuple[str, ...], **more: Any) -> Method:

@@ -11,12 +11,13 @@ import torch
 from ..analyzer.base import Analyzer
 from ..analyzer.extractive import ExtractiveAnalyzer
 from ..analyzer.prompts import load_prompts
+from ..credit.states import state_key
 from ..environments.base import attribute
 from ..environments.workers import EnvironmentPool
 from ..guidance.base import GuidanceContext
 from ..guidance.block import Composer
-from ..guidance.constructions import CONSTRUCTIONS, Materials, make_construction
-from ..guidance.stage import GuidanceStage, Wanted
+from ..guidance.constructions import Materials, construction_of_blocks
+from ..guidance.stage import GuidanceStage
 from ..loss.importance import importance_settings
 from ..methods import Recipe, recipe_for
 from ..rollout.loop import RolloutSettings
@@ -28,7 +29,8 @@ from .rollout_batch import ExperienceSettings
 
 
 def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer) -> GuidanceStage:
-    """The stage that gives each trajectory its guidance."""
+    """The stage that gives each trajectory the contexts of the method."""
+    recipe = recipe_for(args)
     probes = pool.probes
     tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
     materials = Materials(
@@ -38,13 +40,14 @@ def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: An
         max_guidance_items=args.max_guidance_items,
         max_chars=args.analyzer_context_chars,
         prompts=load_prompts(args.analyzer_prompts),
+        place=recipe.place,
     )
     return GuidanceStage(
-        make_construction(args.guidance, materials),
+        construction_of_blocks(recipe.needs.blocks, materials),
         args.analyzer_workers,
-        Wanted(args.allocation),
+        recipe.wanted,
         args.analyzer_time_budget,
-        GuidanceContext(analyzer),
+        GuidanceContext(analyzer, state_key=state_key(recipe.state_key)),
     )
 
 
@@ -108,7 +111,7 @@ def configured_analyzer(args: Any) -> Analyzer:
     Raises:
         ConfigurationError: there is no such provider, no key, no usable address or cache.
     """
-    if args.analyzer_model is None or not CONSTRUCTIONS[args.guidance].asks:
+    if args.analyzer_model is None or not recipe_for(args).asks_analyzer:
         return ExtractiveAnalyzer()
     from ..analyzer.llm.analyzer import LiteLLMAnalyzer
 

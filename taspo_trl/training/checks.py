@@ -12,6 +12,7 @@ from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..evaluation.play import refuse_repeated
+from ..methods import recipe_for
 from ..rollout.rewards import REWARD_KEYWORDS, takes_environments
 from ..rollout.tasks import check_columns
 from ..rollout.templates import ChatRenderer
@@ -190,7 +191,7 @@ def _check_tools(probe: ToolEnvironment, args: TASPOConfig, has_reward_functions
             f"`{name}` has neither `get_reward` nor `_get_success`, and no `reward_funcs` are given: nothing says "
             "how well an episode went."
         )
-    if not probe.has_verdict and args.guidance not in ("none", "generic_skill"):
+    if not probe.has_verdict and recipe_for(args).draws_on_successes:
         warnings.warn(
             f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
             "plain GRPO. Set `success_threshold` on the reward of its `get_reward()`, or give the class a "

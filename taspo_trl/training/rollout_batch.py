@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..credit.base import Batch
+from ..credit.states import state_key
 from ..files import spared
 from ..generation import SamplingSettings
 from ..guidance.stage import GuidanceBatch, GuidanceStage
@@ -162,7 +163,13 @@ class ExperienceMaker:
         credits: Mapping[str, Credit] = {}
         assigned: Assigned | None = None
         try:
-            batch = Batch(tuple(one.group for one in collected), tuple(advantages), step=step, num_steps=num_steps)
+            batch = Batch(
+                tuple(one.group for one in collected),
+                tuple(advantages),
+                step=step,
+                num_steps=num_steps,
+                state_key=state_key(self.settings.recipe.state_key),
+            )
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):

@@ -53,7 +53,7 @@ def moved(made, before):
     ids=lambda term: f"{type(term).__name__} {term.needs.vocabulary} {term.needs.teacher}",
 )
 def test_every_form_of_a_term_trains(tmp_path, monkeypatch, term):
-    made = new_trainer(tmp_path, monkeypatch, Recipe("test", distill=term, contexts=(BLOCK,)), max_steps=1)
+    made = new_trainer(tmp_path, monkeypatch, Recipe("test", distill=term), max_steps=1)
     before = tiny.parameters(made)
     made.train()
     assert 0 < moved(made, before) < 1
@@ -66,7 +66,7 @@ def test_share_of_zero_is_grpo_to_the_bit(tmp_path, monkeypatch):
     finals = []
     for name, recipe in (
         ("grpo", Recipe("grpo")),
-        ("sdar", Recipe("test", distill=SDAR(block=BLOCK, weight=0.0), contexts=(BLOCK,))),
+        ("sdar", Recipe("test", distill=SDAR(block=BLOCK, weight=0.0))),
     ):
         # With beta every trajectory keeps its rows in both, so that both deal the same ones.
         made = new_trainer(tmp_path / name, monkeypatch, recipe, beta=1e-9)
@@ -87,7 +87,7 @@ def test_teacher_that_is_the_student_teaches_nothing(tmp_path, monkeypatch):
 
 
 def test_without_a_block_anywhere_nothing_is_learned(tmp_path, monkeypatch):
-    recipe = Recipe("test", distill=OPSD(block=BLOCK), contexts=(BLOCK,))
+    recipe = Recipe("test", distill=OPSD(block=BLOCK))
     made = new_trainer(tmp_path, monkeypatch, recipe, max_steps=1, by_member=("look",) * 4)
     before = tiny.parameters(made)
     made.train()
@@ -98,9 +98,9 @@ def test_without_a_block_anywhere_nothing_is_learned(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe("test", distill=SDPO(block=BLOCK), contexts=(BLOCK,)),
-        Recipe("test", distill=OPSD(block=BLOCK), contexts=(BLOCK,)),
-        Recipe("test", weight=RLSD(block=BLOCK, teacher="stale", teacher_every=2), contexts=(BLOCK,)),
+        Recipe("test", distill=SDPO(block=BLOCK)),
+        Recipe("test", distill=OPSD(block=BLOCK)),
+        Recipe("test", weight=RLSD(block=BLOCK, teacher="stale", teacher_every=2)),
     ],
     ids=["ema", "frozen", "stale"],
 )
@@ -129,7 +129,7 @@ def test_resumed_run_has_the_teacher_of_the_unbroken_one(tmp_path, monkeypatch, 
 def test_checkpoint_of_another_method_has_no_teacher_to_resume(tmp_path, monkeypatch):
     settings = {"max_steps": 2, "save_steps": 1, "save_strategy": "steps"}
     new_trainer(tmp_path, monkeypatch, Recipe("grpo"), **settings).train()
-    recipe = Recipe("test", distill=SDPO(block=BLOCK), contexts=(BLOCK,))
+    recipe = Recipe("test", distill=SDPO(block=BLOCK))
     made = new_trainer(tmp_path / "other", monkeypatch, recipe, **settings)
     with pytest.raises(Exception, match="teacher"):
         made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
@@ -142,7 +142,7 @@ def test_stale_teacher_scores_the_guided_branch_with_its_own_weights(tmp_path, m
         ("rollout", RLSD(block=BLOCK, teacher="rollout")),
         ("stale", RLSD(block=BLOCK, teacher="stale", teacher_every=10)),
     ):
-        made = new_trainer(tmp_path / name, monkeypatch, Recipe("test", weight=rule, contexts=(BLOCK,)), max_steps=2)
+        made = new_trainer(tmp_path / name, monkeypatch, Recipe("test", weight=rule), max_steps=2)
         made.train()
         lines = [
             json.loads(line)
@@ -168,7 +168,7 @@ def test_rows_without_advantage_are_kept_where_the_method_says_so(tmp_path, monk
 
     counts = []
     for name, rule in (("dropped", TurnWeights(block=BLOCK)), ("kept", Everywhere(block=BLOCK))):
-        recipe = Recipe("test", weight=rule, contexts=(BLOCK,))
+        recipe = Recipe("test", weight=rule)
         made = new_trainer(tmp_path / name, monkeypatch, recipe, max_steps=1, by_member=("look",) * 4)
         made.train()
         rows_of = [row for micro in made._buffer for batch in micro for row in batch]

@@ -99,6 +99,7 @@ def _read(options: argparse.Namespace, training: list[str]) -> tuple[Any, list[A
 
 def _services(options: argparse.Namespace, recipe: Any) -> list[Any]:
     """The services that flags name, else those of the recipe."""
+    from ...methods import recipe_for
     from . import services
 
     args = recipe.training if recipe is not None else None
@@ -115,7 +116,7 @@ def _services(options: argparse.Namespace, recipe: Any) -> list[Any]:
         found += services.analyzer_findings(
             options.analyzer, options.analyzer_base, options.timeout, options.ask_analyzer
         )
-    elif args is not None and args.guidance == "aligned" and args.analyzer_model:
+    elif args is not None and args.analyzer_model and recipe_for(args).asks_analyzer:
         found += services.analyzer_findings(
             args.analyzer_model, args.analyzer_api_base, options.timeout, options.ask_analyzer
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, TaspoError
+from ...methods import recipe_for
 from .memory import OPTIMIZERS, Adapters, MemoryEstimate, ModelShape, Precision, Setup, estimate_memory
 from .recipe import Recipe
 from .workload import BatchCounts, Plan, Workload, answered_tokens, count_batch, from_metrics, row_tokens
@@ -75,7 +76,7 @@ def plan_of(recipe: Recipe, is_conversation: bool) -> Plan:
         needs_old_logps=is_reused or (args.use_vllm and args.vllm_importance_sampling_correction),
         needs_ref_logps=args.beta != 0.0,
         guidance=args.guidance,
-        asks_analyzer=args.analyzer_model is not None,
+        asks_analyzer=args.analyzer_model is not None and recipe_for(args).asks_analyzer,
     )
 
 
@@ -137,7 +138,7 @@ def workload_of(recipe: Recipe, turns: float | None, is_conversation: bool) -> t
     )
     basis["groups with a contrast"] = "all"
     basis["trajectories with guidance"] = f"all, with blocks of {args.max_guidance_tokens:,} tokens"
-    if args.guidance == "aligned" and args.analyzer_model is not None:
+    if args.analyzer_model is not None and "aligned" in args.guidance:
         work = replace(work, **analyzer_tokens(args))
         asked, answered = work.analyzer_prompt_tokens, work.analyzer_reply_tokens
         basis["tokens of an analyzer call"] = (
