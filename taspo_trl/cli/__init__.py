@@ -17,6 +17,7 @@ COMMANDS = {
     "view": ("view", "Write one HTML page that shows a run."),
     "doctor": ("doctor.command", "Check versions, devices, extras, servers; estimate a recipe."),
     "serve-retriever": ("serve_retriever", "Serve a passage index for Search-QA."),
+    "methods": ("methods", "List the methods of credit assignment, or show the card of one."),
     "env": ("environments", "List environments, download their data."),
 }
 """Name -> (module with `main(arguments)`, what it is for)."""
