@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from functools import partial
 
 from .method import Method, Part
 from .registry import GROUPS
@@ -22,7 +23,8 @@ def table() -> str:
 def card(method: Method) -> str:
     """What there is to know of a method, under a heading of its name."""
     parts = [f"### {method.name}", f"{_sentence(method.line)}"]
-    parts += [text for text in dict.fromkeys(map(equations, method.parts)) if text]
+    formulas = [method.formulas] if method.formulas else [equations(part) for part in method.parts]
+    parts += [text for text in dict.fromkeys(formulas) if text]
     if method.note:
         parts.append(method.note)
     options = [f"| `{name}` | `{value!r}` |" for name, value in method.options.items()]
@@ -40,10 +42,17 @@ def card(method: Method) -> str:
 
 def equations(part: Part) -> str:
     """What a rule computes, as the documentation of its file or class says it, without its list of arguments."""
-    module = inspect.cleandoc(sys.modules[part.rule.__module__].__doc__ or "")
-    own = inspect.cleandoc(part.rule.__doc__ or "").split("\nArgs:")[0].strip()
-    said = module.partition("\n\n")[2].strip() if "\n\n" in module else ""
-    return _fenced(said or own)
+    made = part.make.func if isinstance(part.make, partial) else part.make
+    module = _body(sys.modules[made.__module__].__doc__)
+    own = inspect.cleandoc(made.__doc__ or "").split("\nArgs:")[0].rstrip()
+    if not isinstance(made, type) and made.__name__ != "opd":  # a function that sets parameters of a class
+        return _fenced(f"{own}\n\n{module}")
+    return _fenced(module or own)
+
+
+def _body(text: str | None) -> str:
+    """A documentation without its first paragraph."""
+    return inspect.cleandoc(text or "").partition("\n\n")[2].strip("\n")
 
 
 def _fenced(text: str) -> str:
@@ -58,3 +67,15 @@ def _fenced(text: str) -> str:
 
 def _sentence(line: str) -> str:
     return line[0].upper() + line[1:] + "."
+
+
+def generated() -> str:
+    """What docs/methods.md holds behind its introduction: the table, and all cards."""
+    parts = ["## Table", table()]
+    for group, methods in GROUPS.items():
+        parts += [f"## {group}", *(card(method).rstrip() for method in methods)]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(generated())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from ..credit.base import Guarantees, Needs, OutcomeAdvantage
@@ -51,14 +51,6 @@ class Part:
                 found[one.name] = one.default
         return {self.renamed.get(name, name): value for name, value in found.items() if name not in self.hidden}
 
-    @property
-    def rule(self) -> type:
-        """The class that does the work, for its documentation."""
-        made = self.make.func if isinstance(self.make, partial) else self.make
-        if self.rest is not None:
-            return self.rest
-        return made if isinstance(made, type) else type(made())
-
     def made(self, options: Mapping[str, Any]) -> Any:
         """The rule with those of the method's options that are its own.
 
@@ -96,6 +88,8 @@ class Method:
             Beginning of the names that its option `block` may have; by default any.
         fields (`Mapping[str, str]`, *optional*):
             Option -> field of the configuration that sets it, for TASPO, whose options are fields.
+        formulas (`str`, *optional*):
+            What it computes, where the documentation of its parts does not say it in a few lines.
         note (`str`, *optional*):
             What a reader of its results must know.
     """
@@ -108,6 +102,7 @@ class Method:
     places: bool = False
     contexts: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+    formulas: str = ""
     note: str = ""
 
     @cached_property
@@ -215,13 +210,13 @@ def cost_in_words(needs: Needs) -> str:
     elif needs.blocks:
         number = len(needs.blocks)
         found.append(
-            "one scoring pass, each guided reply with and without its block"
+            "guided replies scored with and without their block"
             if number == 1
-            else f"one scoring pass, each guided reply without and with each of its {number} blocks"
+            else f"guided replies scored without and with each of {number} blocks"
         )
     if needs.blocks or needs.plain_only:
         found += {"rollout": [], "model": ["the weights of a second model, or a server"]}.get(
-            needs.teacher, ["a second set of weights (LoRA: of the adapter)"]
+            needs.teacher, ["a second set of weights"]
         )
     if needs.vocabulary:
         of = "whole distributions" if needs.vocabulary < 0 else f"the top {needs.vocabulary}"

@@ -66,7 +66,8 @@ _ADVANTAGES = (
         "the reward against the group's mean, over the batch's deviation",
         Part("advantage", partial(RLOO, scale="batch"), hidden=("scale",)),
         cites="REINFORCE++",
-        note="The variant with a group baseline.",
+        formulas="A_it = (r_i - mean of the group's usable rewards) / (sample std of these over the batch + 1e-6).",
+        note="The variant of the paper with a baseline from the group.",
     ),
     _method(
         "gigpo",
@@ -81,6 +82,8 @@ _ADVANTAGES = (
         Part("advantage", partial(GiGPO, peers="action"), hidden=("peers",)),
         cites="BiPACE",
         state_keys=True,
+        formulas="A_it = A_i + omega * A^S_it with A^S_it = (mean G over the turns of the same state and action - "
+        "mean G over those of the state) / F, for the rest as `gigpo`.",
         note="The equation is inferred from the abstract; the paper clusters states by hidden states.",
     ),
     _method(
@@ -121,6 +124,14 @@ _WEIGHTS = (
         (PAPERS["TASPO"],),
         (Part("weight", TurnWeights),),
         fields=FIELDS | {"block": "guidance"},
+        formulas="""```text
+d_it = mean over M_it of clip(Delta_itk, -c, c)                       support of an action (E4)
+q_it = tanh(s (d_it - mean over u of d_iu) / tau),  s = sign(A_i)     relative to its trajectory (E5, E6)
+w_it = 1 + eta (q_it - mean over u of q_iu),  |w_it - 1| <= eps_w     mean one over the turns (E7)
+A~_it = A_i w_it
+```
+
+Without another success, with A_i = 0, or with fewer than two turns that can be scored, all w_it are 1.""",
         note='`allocation="token"` weighs action tokens instead of turns (the ablation).',
     ),
     _method(
@@ -170,7 +181,6 @@ _WEIGHTS = (
         "a turn weighs by how much likelier its own near future makes it",
         Part("weight", TurnSight),
         cites="TurnSight",
-        note="The context shows the very action that is scored, by design.",
     ),
     _method(
         "factor",
@@ -187,7 +197,6 @@ _WEIGHTS = (
         Part("weight", TASPOFactor),
         cites=("TASPO", "FACTOR"),
         fields=FIELDS,
-        note="Nobody has published the pair.",
     ),
 )
 
@@ -206,7 +215,6 @@ _DISTILLATION = (
         Part("distill", opsd_sdar, SDAR, hidden=("policy",)),
         cites=("SDAR", "OPSD"),
         places=True,
-        note="Most likely what agent papers call OPSD [inferred]. Their runs add `beta=0.01`, `entropy_coef=0.001`.",
     ),
     _method(
         "opd",
@@ -219,7 +227,6 @@ _DISTILLATION = (
         "GRPO and OPSD together",
         Part("distill", grpo_opsd, OPSD, hidden=("policy",)),
         cites=("GRPO", "OPSD"),
-        note="The papers do not say the share of the term; 0.1 (`sampled`: 0.01) is ours.",
     ),
     _method(
         "grpo_opsd_sdar",
@@ -227,7 +234,6 @@ _DISTILLATION = (
         Part("distill", grpo_opsd_sdar, SDAR, hidden=("slope",)),
         cites=("SDAR", "OPSD"),
         places=True,
-        note="The teacher has no influence on its gradient.",
     ),
     _method(
         "sdpo",
@@ -240,7 +246,6 @@ _DISTILLATION = (
         "GRPO and SDPO, mixed",
         Part("distill", grpo_sdpo, SDPO, hidden=("policy", "weight")),
         cites=("GRPO", "SDPO"),
-        note="The mixing weight is that of TRL's form [inferred].",
     ),
     _method(
         "skillsd",
