@@ -66,7 +66,7 @@ _ADVANTAGES = (
         "the reward against the group's mean, over the batch's deviation",
         Part("advantage", partial(RLOO, scale="batch"), hidden=("scale",)),
         cites="REINFORCE++",
-        formulas="A_it = (r_i - mean of the group's usable rewards) / (sample std of these over the batch + 1e-6).",
+        formulas="A_it = (r_i - mean of the group) / (sample std of the differences over the batch).",
         note="The variant of the paper with a baseline from the group.",
     ),
     _method(

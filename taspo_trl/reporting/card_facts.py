@@ -27,6 +27,7 @@ from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
 from ..evaluation.results import EvaluationResult
 from ..files import spared, write_text
+from ..methods import METHODS, Method, recipe_for
 from ..redaction import Secret, redacted
 from ..rollout.tasks import split_names
 from ..version import __version__
@@ -89,11 +90,19 @@ def write_model_card(
         tags=tags,
         license=license,
         paper=parts.paper,
-        citations={"TASPO": parts.paper["citation"], "GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION},
+        citations=citations_of(METHODS[parts.args.method], parts.paper["citation"]),
     )
     text = redacted(str(model_card(facts)), Secret(parts.args.hub_token or ""))
     with spared("model cards", Path(parts.args.output_dir, "README.md")):
         write_text(Path(folder, "README.md"), text)
+
+
+def citations_of(method: Method, taspo: str) -> dict[str, str]:
+    """What a card cites: the method's papers, GRPO, on which all stand, and TRL."""
+    own = {paper.name: paper.bibtex for paper in method.papers}
+    if method.name == "grpo" or "TASPO" in own:
+        own = {"TASPO": taspo, **{name: entry for name, entry in own.items() if name != "TASPO"}}
+    return own | {"GRPO": GRPOTrainer._paper["citation"], "TRL": TRL_CITATION}
 
 
 def gather_facts(
@@ -107,7 +116,7 @@ def gather_facts(
     citations: Mapping[str, str],
 ) -> CardFacts:
     """The facts of a card. What cannot be known from `parts` is what the caller says, or absent."""
-    args, model = parts.args, parts.model
+    args, model, method = parts.args, parts.model, METHODS[parts.args.method]
     is_adapter = is_peft_model(model)
     coverages = logged_coverage(parts.state.log_history) if args.guidance != "none" else []
     runs = run_addresses()
@@ -126,9 +135,12 @@ def gather_facts(
         group_size=args.num_generations,
         tasks_per_batch=args.generation_batch_size // args.num_generations,
         guidance=args.guidance,
+        method=method.name,
+        method_line=method.line,
+        papers={paper.title or paper.name: paper.address for paper in method.papers},
         coverage=math.fsum(coverages) / len(coverages) if coverages else None,
         coverage_entries=len(coverages),
-        analyzer=analyzer_use(parts.analyzer) if args.guidance == "aligned" else None,
+        analyzer=analyzer_use(parts.analyzer) if recipe_for(args).asks_analyzer else None,
         settings=settings_of(args, list(parts.traits.values())),
         evaluations=logged_evaluations(
             parts.state.log_history, Path(args.output_dir) / "_evaluations", parts.split_names
@@ -339,16 +351,19 @@ _CREDIT_OPTIONS = (
     ("score_temperature", "τ"),
     ("weight_range", "ε_w"),
     ("weight_step_size", "η"),
-    ("max_evidence_items", ""),
-    ("max_guidance_items", "G"),
-    ("max_guidance_tokens", "B_PI"),
-    ("analyzer_context_chars", "C"),
 )
+_EVIDENCE_OPTIONS = (("max_evidence_items", ""), ("max_guidance_items", "G"), ("analyzer_context_chars", "C"))
+_GUIDANCE_OPTIONS = (("max_guidance_tokens", "B_PI"),)
 
 
 def settings_of(args: Any, traits: Sequence[Any]) -> tuple[Setting, ...]:
     """The main options with the symbols of the paper; what an environment decides is what it declares."""
-    options = _OPTIONS + (() if args.guidance == "none" else _CREDIT_OPTIONS)
+    method = METHODS[args.method]
+    options = _OPTIONS + (_CREDIT_OPTIONS if method.fields else ())
+    if "aligned" in args.guidance.split("+"):
+        options += _EVIDENCE_OPTIONS
+    if args.guidance != "none":
+        options += _GUIDANCE_OPTIONS
     steps = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
     made = [
         Setting("optimizer steps per rollout batch", str(steps * args.num_iterations)),
@@ -363,7 +378,8 @@ def settings_of(args: Any, traits: Sequence[Any]) -> tuple[Setting, ...]:
             value = declared.pop() if len(declared) == 1 else None
         if value is not None:
             made.append(Setting(name, _shown(value), symbol))
-    return tuple(made)
+    chosen = method.options | args.method_options
+    return (*made, *(Setting(f"method_options: {name}", _shown(value)) for name, value in chosen.items()))
 
 
 def _shown(value: Any) -> str:

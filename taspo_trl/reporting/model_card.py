@@ -96,7 +96,12 @@ class CardFacts:
     task_sets: tuple[TaskSet, ...]
     num_steps: int
     guidance: str
-    """The construction; `none` is plain GRPO."""
+    """The contexts, joined by `+`; `none` without any."""
+    method: str = "taspo"
+    method_line: str = ""
+    """What the method does, in one line."""
+    papers: Mapping[str, str] = field(default_factory=dict)
+    """Name of each paper of the method -> its address."""
     repo_id: str | None = None
     base_model: str | None = None
     """A name on the Hub, never a folder."""
@@ -124,6 +129,13 @@ class CardFacts:
     paper_id: str = ""
     citations: Mapping[str, str] = field(default_factory=dict)
     """What is cited -> BibTeX."""
+
+    @property
+    def kind(self) -> str:
+        """`grpo` (all weights are 1), `taspo`, or `other`."""
+        if self.method in ("grpo", "taspo"):
+            return "grpo" if self.guidance == "none" else "taspo"
+        return "other"
 
     @property
     def weights_step(self) -> int:
@@ -205,7 +217,13 @@ def run_rows(facts: CardFacts) -> list[tuple[str, str]]:
         rows.append(("Tasks in a rollout batch", f"{facts.tasks_per_batch:,}"))
     if facts.group_size is not None:
         rows.append(("Group size (episodes of a task)", f"{facts.group_size:,}"))
-    rows.append(("Guidance", code(facts.guidance) + _CONSTRUCTIONS.get(facts.guidance, "")))
+    if facts.kind == "other":
+        rows.append(("Method", code(facts.method) + (f": {prose(facts.method_line)}" if facts.method_line else "")))
+        if facts.guidance != "none":
+            rows.append(("Context of the teacher", " and ".join(map(code, facts.guidance.split("+")))))
+    else:
+        remark = "" if facts.guidance == "none" else ": a comparison construction, not the method of the paper"
+        rows.append(("Guidance", code(facts.guidance) + _CONSTRUCTIONS.get(facts.guidance, remark)))
     if facts.coverage is not None:
         share, entries = f"{facts.coverage:.1%}", f"{facts.coverage_entries:,}"
         text = f"{share} of the trajectories with a non-zero advantage (mean of {entries} log entries)"
@@ -215,9 +233,6 @@ def run_rows(facts: CardFacts) -> list[tuple[str, str]]:
 
 _CONSTRUCTIONS = {
     "aligned": ": evidence from other successful attempts, aligned to each trajectory (the method of the paper)",
-    "random_success": ": a comparison construction, not the method of the paper",
-    "nearest_success": ": a comparison construction, not the method of the paper",
-    "generic_skill": ": a comparison construction, not the method of the paper",
     "none": ": plain GRPO, all turn weights are 1",
 }
 

@@ -10,8 +10,12 @@ from taspo_trl.methods.cards import card, generated
 from tests.documents import DOCS
 
 
-PAPER = """taspo grpo rloo reinforce_pp gigpo pace_q hgpo graphgpo hcapo triage rlsd serl stepopsd opid agentopsd grsd
-turnsight factor taspo_factor sdar opsd opsd_sdar opd grpo_opsd grpo_opsd_sdar sdpo grpo_sdpo skillsd""".split()
+PAPER = [
+    "taspo", "grpo", "rloo", "reinforce_pp", "gigpo", "pace_q", "hgpo", "graphgpo",
+    "hcapo", "triage", "rlsd", "serl", "stepopsd", "opid", "agentopsd", "grsd",
+    "turnsight", "factor", "taspo_factor", "sdar", "opsd", "opsd_sdar", "opd", "grpo_opsd",
+    "grpo_opsd_sdar", "sdpo", "grpo_sdpo", "skillsd",
+]  # fmt: skip
 
 
 def test_every_method_of_the_papers_is_there_once():
