@@ -1,0 +1,136 @@
+"""Every method trains on the household, evaluates, resumes, writes records and a card that names and cites it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+
+from taspo_trl.environments import HouseholdEnvironment
+from taspo_trl.errors import InvariantError
+from taspo_trl.methods import METHODS
+from taspo_trl.records import read_records
+from tests import tiny
+
+
+ROWS = [row for row in tiny.household_rows(size=12) if row["index"] in (0, 7)]
+
+
+def plan(row) -> list[str]:
+    environment = HouseholdEnvironment()
+    environment.reset(**row, seed=0)
+    return environment.oracle_plan()
+
+
+PLANS = [plan(row) for row in ROWS]
+"""Of four actions each."""
+
+
+def acting(uid: str, turn: int) -> str:
+    """Of four members two solve their task, one after a detour; one tries what does nothing, one half of the plan."""
+    if not uid.startswith("r"):  # an evaluation
+        return "<action>look</action>"
+    group, member = (int(part[1:]) for part in uid.split("-")[-2:])
+    steps = PLANS[group % 2]
+    actions = [steps, ["inventory", *steps], ["look", "inventory"] * 3, [*steps[:2], *["look", "inventory"] * 2]][
+        member
+    ]
+    return f"<action>{actions[turn]}</action>" if turn < len(actions) else "<action>look</action>"
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A model in a folder that another learns from."""
+    folder = tmp_path_factory.mktemp("teacher")
+    tiny.model(seed=1).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def new_trainer(folder, name, teacher=None, **values):
+    defaults = {
+        "method": name,
+        "train_dataset": Dataset.from_list(ROWS),
+        "shuffle_dataset": False,
+        "max_steps": 2,
+        "max_turns": 6,
+        "max_completion_length": 16,
+        "teacher_model": teacher if name == "opd" else None,
+    }
+    return tiny.trainer(folder, policy=tiny.ScriptedPolicy(acting), **{**defaults, **values})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_evaluates_and_leaves_records_and_a_card(tmp_path, name, teacher):
+    method = METHODS[name]
+    made = new_trainer(tmp_path, name, teacher, eval_dataset=tiny.household_rows(size=1))
+    recipe = made.experience_maker.settings.recipe
+    before = tiny.parameters(made)
+    made.train()
+    assert made.evaluate()["eval_success"] == 0.0
+    made.save_model()
+    made.close()
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    assert len(logged) == 2 and all(math.isfinite(entry["loss"]) for entry in logged)
+    assert {entry["success"] for entry in logged} == {0.5}
+    moved = max((value - before[key]).abs().max().item() for key, value in tiny.parameters(made).items())
+    assert moved > 0
+    assert ("distill/loss" in logged[0]) == (recipe.distill is not None)
+
+    records = list(read_records(tmp_path / "_trajectories"))
+    assert len(records) == 16 and {record.credit.method for record in records} == {name}
+    shown = {block for record in records for block in record.guidance.blocks}
+    assert shown == set(recipe.needs.blocks), "a block that the method asks for was never made"
+    scored = {block for record in records for score in record.credit.scores for block in score.guided}
+    assert scored == set(recipe.rule_needs.blocks)
+
+    card = (tmp_path / "README.md").read_text()
+    assert name in card or name == "grpo"
+    for paper in method.papers:
+        assert paper.arxiv in card and paper.name in card.partition("## Citation")[2]
+    for option in method.options:
+        assert f"method_options: {option}" in card
+
+
+def test_a_broken_promise_stops_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("taspo_trl.credit.rlsd.tilt", lambda shift, advantage, clip: 3.0)
+    made = new_trainer(tmp_path, "rlsd")
+    with pytest.raises(InvariantError, match=r"A~ / A inside \[0.9, 1.1\]"):
+        made.train()
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["gigpo", "serl", "grpo_sdpo"])
+def test_a_resumed_run_equals_the_unbroken_one(tmp_path, name):
+    """One method of each interface: an advantage, weights with a teacher that lags, a term with an averaged one."""
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    if name == "serl":
+        settings["method_options"] = {"teacher_every": 2}
+    whole = new_trainer(tmp_path / "whole", name, **settings)
+    whole.train()
+    whole.close()
+    parts = new_trainer(tmp_path / "parts", name, **settings)
+    parts.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    parts.close()
+    for key, value in tiny.parameters(whole).items():
+        assert torch.equal(value, tiny.parameters(parts)[key]), key
+
+
+def test_schedules_and_states_reach_the_rules(tmp_path):
+    """SERL at lambda 0 is GRPO to the last bit; GiGPO's report of its states is logged."""
+    made = {
+        "grpo": new_trainer(tmp_path / "grpo", "grpo"),
+        "serl": new_trainer(tmp_path / "serl", "serl", method_options={"share": 0.0}),
+        "gigpo": new_trainer(
+            tmp_path / "gigpo", "gigpo", method_options={"omega": 0.0, "state_key": "observation_actions"}
+        ),
+    }
+    for one in made.values():
+        one.train()
+        one.close()
+    for key, value in tiny.parameters(made["grpo"]).items():
+        assert torch.equal(value, tiny.parameters(made["serl"])[key]), key
+        assert torch.equal(value, tiny.parameters(made["gigpo"])[key]), key
+    assert any(key == "credit/singleton_turns" for entry in made["gigpo"].state.log_history for key in entry)
