@@ -85,9 +85,23 @@ def test_recipes_parse(path, tmp_path):
         ["--config", str(path), "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
     )
     assert task.environment == content["environment"]
-    assert (training.method, training.guidance) == ("taspo", "aligned")
+    chosen = ("serl", "serl_immediate") if path.stem.startswith("serl_") else ("taspo", "aligned")
+    assert (training.method, training.guidance) == chosen
     num_tasks = training.generation_batch_size // training.num_generations
     assert num_tasks * training.num_generations == training.generation_batch_size
+
+
+@pytest.mark.parametrize(("world", "steps"), [("alfworld", 8), ("webshop", 16)])
+def test_recipes_hold_serl_s_settings(world, steps):
+    """Its schedule and its teacher count rollout batches; each feeds `steps` optimizer steps."""
+    content = yaml.safe_load((EXAMPLES / f"serl_{world}_qwen2.5-7b.yaml").read_text())
+    ours = yaml.safe_load((EXAMPLES / f"{world}_qwen2.5-7b.yaml").read_text())
+    options = content["method_options"]
+    assert content["steps_per_generation"] == steps and content["max_steps"] == 150 * steps
+    assert (options["zero_at"], options["teacher_every"]) == (50 * steps, 10 * steps)
+    assert (options["share"], options["clip"], options["teacher"]) == (0.5, 0.2, "stale")
+    assert (content["beta"], float(content["learning_rate"]), content["num_generations"]) == (0.0, 1e-6, 8)
+    assert content["max_turns"] == ours["max_turns"] == PAPER_OF[world]["max_turns"]
 
 
 @pytest.mark.parametrize("world", WORLDS)
