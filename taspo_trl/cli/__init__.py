@@ -41,15 +41,44 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     # Transformers and TRL use each other's deprecated names; no user of a command can do anything about that.
     warnings.filterwarnings("ignore", r".*gradient_checkpointing\w*` is deprecated", FutureWarning)
-    module = import_module(f".{COMMANDS[name][0]}", __name__)
+    if is_debugging := "--debug" in arguments:
+        arguments.remove("--debug")
+    if name != "train":  # TRL's parser takes both spellings already
+        arguments = [_hyphened(one) for one in arguments]
     try:
-        return module.main(arguments) or 0
+        return import_module(f".{COMMANDS[name][0]}", __name__).main(arguments) or 0
     except TaspoError as error:
         print(f"taspo {name}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of the output has seen enough
+        sys.stdout = None
+        return 0
+    except Exception as error:
+        if is_debugging or not _is_of_the_outside(error):
+            raise
+        print(f"taspo {name}: {_in_one_line(error)} (`--debug` shows where it happened.)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"taspo {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _hyphened(argument: str) -> str:
+    """`--max_turns=8` as `--max-turns=8`."""
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def _is_of_the_outside(error: Exception) -> bool:
+    """Whether a disk, a network, a model file or the Hub failed, and not this program."""
+    return isinstance(error, OSError) or type(error).__name__ in ("SafetensorError", "UnpicklingError")
+
+
+def _in_one_line(error: Exception) -> str:
+    told = " ".join(str(error).split()) or type(error).__name__
+    return told if len(told) <= 600 else told[:600] + " ..."
 
 
 def _usage() -> str:

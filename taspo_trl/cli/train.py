@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ..checkpoints import checkpoint_to_resume
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError
 from .folders import check_model
+from .option_table import help_text, options, refuse_unknown
 from .sources import environment_data, environment_factory, imported, json_arguments
 
 
@@ -75,16 +76,16 @@ def parser() -> Any:
 
 def parse(arguments: list[str]) -> tuple[TaskArguments, Any, Any]:
     """(task, training, model) arguments; an unknown name is refused with its nearest neighbour."""
+    refuse_unknown(_names(arguments))
     made = parser()
-    known = {action.dest for action in made._actions}
-    _refuse_unknown(arguments, known)
     try:
         return made.parse_args_and_config(arguments)
     except ValueError as error:  # values that TrainingArguments and its subclasses refuse
         raise ConfigurationError(str(error)) from error
 
 
-def _refuse_unknown(arguments: list[str], known: set[str]) -> None:
+def _names(arguments: list[str]) -> list[str]:
+    """The options that flags and the configuration file name."""
     names = [one.split("=")[0].lstrip("-").replace("-", "_") for one in arguments if one.startswith("--")]
     if "--config" in arguments[:-1]:
         import yaml
@@ -97,17 +98,15 @@ def _refuse_unknown(arguments: list[str], known: set[str]) -> None:
             raise ConfigurationError(f"The configuration {path} cannot be read: {error}") from error
         if not isinstance(content, dict):
             raise ConfigurationError(f"The configuration {path} must be a mapping of option names to values.")
-        names += [name for name in content if name != "env"]
-    for name in names:
-        if name not in known | {"config", "help"}:
-            hint = did_you_mean(name, known)
-            raise ConfigurationError(f"There is no option `{name}`.{hint} `taspo train --help` lists them all.")
+        names += [str(name) for name in content if name != "env"]
+    return names
 
 
 def main(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
-        parser().print_help()
+        print(help_text())
         return 0
+    refuse_unknown(_names(arguments))
     task, training, model = parse(arguments)
     checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, training.output_dir)
     trainer = make_trainer(task, training, model)
@@ -159,11 +158,7 @@ def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
 
 def option_names() -> set[str]:
     """All option names of `taspo train`."""
-    from trl import ModelConfig
-
-    from ..config import TASPOConfig
-
-    return {one.name for cls in (TaskArguments, TASPOConfig, ModelConfig) for one in fields(cls)}
+    return set(options()) - {"config"}
 
 
 if __name__ == "__main__":
