@@ -21,7 +21,12 @@ from taspo_trl.environments import ALFWorldEnvironment
 from taspo_trl.environments.alfworld.games import find_game_file, find_games, read_game
 from taspo_trl.environments.remote import RemoteEnvironment
 
+from . import alfworld_helpers
 from .alfworld_helpers import needs_stock_engine, our_transcript, stock_transcript
+
+
+official_games = alfworld_helpers.official_games
+own_cache = alfworld_helpers.own_cache
 
 
 NUM_WORKERS = 3
