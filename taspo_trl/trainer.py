@@ -48,6 +48,7 @@ from .rollout.contexts import ChatRenderer
 from .rollout.groups import Collector
 from .rollout.rewards import RewardFunction
 from .scoring.projection import add_selected_projection, selected_forward
+from .scoring.reproduces import require_reproduction
 from .scoring.teachers import RolloutTeacher
 from .training.adapters import add_reference_adapter
 from .training.assembly import (
@@ -236,6 +237,8 @@ class TASPOTrainer(GRPOTrainer):
         policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
         for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
+        is_sharded = self._dist.is_zero3 or self._dist.is_fsdp
+        require_reproduction(policy, self.temperature, is_sharded=is_sharded, gather=self._gather)
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
         self.chat_renderer = ChatRenderer(self._tokenizer, self.args.chat_template_kwargs)

@@ -44,6 +44,14 @@ class PairedLogps:
     """One entry for each block."""
 
 
+_CONTINUES = "_continues_from_shared_keys"
+
+
+def continue_from_shared_keys(model: Any, allowed: bool) -> None:
+    """Say whether [`score_pairs`] may continue `model` from the keys of a common prefix; whole forwards otherwise."""
+    setattr(_base(model), _CONTINUES, allowed)
+
+
 Kind = tuple[int, bool, bool]
 """(number of blocks, whether one is empty, whether they stand before the chat): rows of one kind share forwards."""
 
@@ -146,7 +154,7 @@ class _Scorer:
         ]
 
     def _prefix(self, model: Any, call: Forward, rows: list[PairedRow], starts: list[int]) -> _Prefix | None:
-        if starts[0] < 0:
+        if starts[0] < 0 or not getattr(_base(model), _CONTINUES, True):
             return None
         return _shared_prefix(model, call, rows, starts, self.pad_token_id, _device(model))
 
@@ -272,5 +280,8 @@ def _split(values: torch.Tensor | None, wanted: list[list[int]]) -> list[list[fl
 
 
 def _cache_keyword_of(model: Any) -> str:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return cache_keyword(base)
+    return cache_keyword(_base(model))
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

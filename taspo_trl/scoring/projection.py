@@ -241,10 +241,13 @@ def _reduced(
 
 def _logit_transform(config: Any) -> tuple[float, float | None]:
     """(factor on the logits, soft cap) that the model's own forward applies."""
+    softcap = getattr(config, "final_logit_softcapping", None)
+    if config.model_type == "recurrent_gemma":
+        softcap = config.logits_soft_cap
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
-            return float(getattr(config, name)), getattr(config, "final_logit_softcapping", None)
+            return float(getattr(config, name)), softcap
     scaling = getattr(config, "logits_scaling", None)
     if scaling is not None:
         scaling = scaling if config.model_type == "hyperclovax" else 1 / scaling
-    return (1.0 if scaling is None else float(scaling)), getattr(config, "final_logit_softcapping", None)
+    return (1.0 if scaling is None else float(scaling)), softcap
