@@ -115,9 +115,11 @@ def compare(model: Any, temperature: float = 1.0) -> Finding:
             selected = _selected_logps(model, rows)
             difference = _largest_difference(selected, [logps for logps, _ in truth])
             stretch = max(1.0, _LARGE_LOGIT / max(largest, 1e-3))
-            with _stretched(model, stretch):
+            with _stretched(model, stretch) as calls:
                 stretched, reached = _own_logps(model, rows[-1], temperature)
-                bent = _largest_difference(_selected_logps(model, rows[-1:]), [stretched])
+                # Some (OPT) call a part of their backbone: the hook of the whole would stretch our side alone.
+                is_seen = bool(calls)
+                bent = _largest_difference(_selected_logps(model, rows[-1:]), [stretched]) if is_seen else 0.0
         except Exception as error:
             return Finding(refused=_refusal(name, f"it raises {type(error).__name__}: {str(error)[:200]}"))
         for value, logit in ((difference, largest), (bent, reached)):
@@ -236,10 +238,12 @@ def _device(model: Any) -> torch.device:
 
 
 @contextlib.contextmanager
-def _stretched(model: Any, factor: float) -> Iterator[None]:
-    """The backbone's last hidden states times `factor` inside."""
+def _stretched(model: Any, factor: float) -> Iterator[list[None]]:
+    """The backbone's last hidden states times `factor` inside; the list grows with each call of the backbone."""
+    calls: list[None] = []
 
     def stretch(module: Any, args: Any, output: Any) -> Any:
+        calls.append(None)
         if isinstance(output, tuple):
             return (output[0] * factor, *output[1:])
         output.last_hidden_state = output.last_hidden_state * factor
@@ -247,7 +251,7 @@ def _stretched(model: Any, factor: float) -> Iterator[None]:
 
     handle = model.base_model.register_forward_hook(stretch)
     try:
-        yield
+        yield calls
     finally:
         handle.remove()
 

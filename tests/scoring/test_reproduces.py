@@ -33,6 +33,8 @@ CLASSES = {
     "Phi3": (GROUPED, PASSES),
     "Cohere": ({**GROUPED, "logit_scale": 0.5}, PASSES),
     "GPT2": ({"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4}, PASSES),
+    # Its own forward calls a part of the backbone.
+    "OPT": ({**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64}, PASSES),
     "Gemma2": ({**GROUPED, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 5.0}, WHOLE),
     "Mistral": ({**GROUPED, "sliding_window": 8}, WHOLE),
     "Mpt": ({"vocab_size": 99, "d_model": 32, "n_heads": 4, "n_layers": 2, "expansion_ratio": 2}, WHOLE),
