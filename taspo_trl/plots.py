@@ -163,3 +163,33 @@ def _moving_average(values: Sequence[float], window: int) -> list[float]:
         part = values[max(0, end - window) : end]
         means.append(sum(part) / len(part))
     return means
+
+
+def credit_quality_figure(report: Mapping[str, Any]) -> Figure:
+    """How well each method's credit agrees with the labels, with 95 % intervals.
+
+    Args:
+        report (`Mapping[str, Any]`):
+            What `taspo credit` writes: [`~taspo_trl.truth.report.credit_report`].
+    """
+    kinds = list(report["labels"])
+    names = list(report["methods"])
+    figure, axes = _grid(2 * len(kinds))
+    for k, kind in enumerate(kinds):
+        facts = report["labels"][kind]
+        for axis, measure in zip(axes[2 * k : 2 * k + 2], ("auc", "rank_correlation"), strict=True):
+            for place, name in enumerate(names):
+                value, low, high = report["methods"][name][kind]["all"][measure]
+                if value is None:
+                    continue
+                color = _SECOND_COLOR if "@" in name or name == "grpo" else _SERIES_COLOR
+                if low is not None and high is not None:
+                    axis.plot([low, high], [place, place], color=color, linewidth=2)
+                axis.plot([value], [place], "o", color=color)
+            axis.axvline(0.5 if measure == "auc" else 0.0, color=_SECOND_COLOR, linewidth=1, linestyle=":")
+            if measure == "rank_correlation" and facts.get("ceiling_rank_correlation") is not None:
+                axis.axvline(facts["ceiling_rank_correlation"], color=_SECOND_COLOR, linewidth=1, linestyle="--")
+            axis.set_yticks(range(len(names)), names)
+            axis.invert_yaxis()
+            axis.set_title(f"{'AUC' if measure == 'auc' else 'Rank correlation'} with {kind}")
+    return figure

@@ -296,6 +296,17 @@ class ReplyScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What could have been done in one turn, scored behind the same prefix; the executed action comes first."""
+
+    actions: tuple[str, ...]
+    plain: tuple[tuple[float, ...], ...]
+    """For each action log pi_old of its tokens, the tags included."""
+    guided: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    """Block name -> the same with the block."""
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """How one trajectory's outcome advantage is dealt to its turns."""
 

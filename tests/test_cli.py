@@ -279,3 +279,28 @@ def test_the_command_line_answers_without_loading_torch():
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_credit_is_measured_with_a_model_and_from_a_run(model, run, tmp_path, capsys):
+    arguments = ["--dataset-kwargs", SMALL, "--resamples", "20", "--output", str(tmp_path / "credit")]
+    played = ["--groups", "3", "--generations", "4", "--max-completion-length", "8", "--max-turns", "3"]
+    methods = ["--methods", "grpo", "contrast", "--labels", "progress", "values", "--invalid-action-penalty", "0.5"]
+    values = ["--label-turns", "6", "--continuations", "2", "--reading"]
+    assert main(["credit", "--model", str(model), *arguments, *played, *methods, *values]) == 0
+    report = json.loads((tmp_path / "credit" / "credit.json").read_text())
+    assert set(report["labels"]) == {"progress", "values"}
+    assert {"grpo", "contrast", "contrast@shuffled", "perfect progress"} <= set(report["methods"])
+    assert report["reading"]["none"]["tasks"] == 3 and "oracle plan" in report["reading"]
+    assert (tmp_path / "credit" / "credit.png").read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert "about 0." in out and "Credit against progress" in out
+
+    assert main(["credit", "--records", str(run), *arguments]) == 0
+    assert "taspo" in json.loads((tmp_path / "credit" / "credit.json").read_text())["methods"]
+
+
+def test_credit_asks_for_a_model_or_a_run(model, run, capsys):
+    assert main(["credit"]) == 1 and main(["credit", "--model", str(model), "--records", str(run)]) == 1
+    assert "`--model`" in capsys.readouterr().err
+    assert main(["credit", "--model", str(model), "--dataset-kwargs", SMALL, "--skip", "6"]) == 1
+    assert "leaves no task" in capsys.readouterr().err

@@ -14,6 +14,7 @@ COMMANDS = {
     "train": ("train", "Train a model with TASPO (every TASPOConfig field is a flag and a YAML key)."),
     "eval": ("evaluate", "Play each task of a split once; compare two results."),
     "analyze": ("analyze", "Run an analyzer over saved trajectories, offline."),
+    "credit": ("credit", "Measure credit against the truth: by an oracle's plan or by continuations."),
     "view": ("view", "Write one HTML page that shows a run."),
     "doctor": ("doctor.command", "Check versions, devices, extras, servers; estimate a recipe."),
     "serve-retriever": ("serve_retriever", "Serve a passage index for Search-QA."),

@@ -27,6 +27,9 @@ class NamedPolicy:
     close: Callable[[], None] = _nothing
     vocab_size: int | None = None
     """Token ids that the model knows; None = those of the tokenizer."""
+    model: Any = None
+    """The model itself, where it was loaded here."""
+    pad_token_id: int = 0
 
 
 def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> NamedPolicy:
@@ -43,7 +46,8 @@ def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> Na
     engine = TransformersEngine(model, pad_token_id=pad, eos_token_ids=ends)
     config = model.config.get_text_config()
     window = getattr(config, "max_position_embeddings", None)
-    return NamedPolicy(engine, tokenizer, window, name, vocab_size=getattr(config, "vocab_size", None))
+    vocab_size = getattr(config, "vocab_size", None)
+    return NamedPolicy(engine, tokenizer, window, name, vocab_size=vocab_size, model=model, pad_token_id=pad)
 
 
 def load_model(name: str, dtype: str = "auto") -> Any:

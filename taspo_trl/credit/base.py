@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from ..errors import InvariantError
-from ..types import Credit, ReplyScore, Trajectory, TrajectoryGroup
+from ..types import Alternatives, Credit, ReplyScore, Trajectory, TrajectoryGroup
 
 
 Ragged = list[list[float]]
@@ -62,6 +62,8 @@ class Needs:
             Continuations played from each state for [`Batch.values`]; 0 = none.
         final_scores (`bool`, *optional*, defaults to `False`):
             Advantage rules only: whether [`Batch.scores`] is read.
+        alternatives (`bool`, *optional*, defaults to `False`):
+            Whether [`Batch.alternatives`] is read: every admissible action of a turn is scored, too.
     """
 
     blocks: tuple[str, ...] = ()
@@ -77,6 +79,7 @@ class Needs:
     state_key: bool = False
     values: int = 0
     final_scores: bool = False
+    alternatives: bool = False
 
 
 _EQUAL = 1e-8
@@ -132,6 +135,8 @@ class Batch:
             Trajectory uid -> why it has no guidance.
         values (`Mapping[tuple[str, int], float]`, *optional*):
             (trajectory uid, t) -> V of the state before turn t (t = T_i: after the last action).
+        alternatives (`Mapping[tuple[str, int], Alternatives]`, *optional*):
+            (trajectory uid, t) -> the admissible actions of turn t, scored; a turn that lists none is not there.
     """
 
     groups: tuple[TrajectoryGroup, ...]
@@ -142,6 +147,7 @@ class Batch:
     state_key: StateKey | None = None
     values: Mapping[tuple[str, int], float] = field(default_factory=dict)
     unguided: Mapping[str, str] = field(default_factory=dict)
+    alternatives: Mapping[tuple[str, int], Alternatives] = field(default_factory=dict)
 
     @cached_property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -440,6 +446,7 @@ def combined(*needs: Needs) -> Needs:
         state_key=any(one.state_key for one in needs),
         values=max((one.values for one in needs), default=0),
         final_scores=any(one.final_scores for one in needs),
+        alternatives=any(one.alternatives for one in needs),
     )
 
 

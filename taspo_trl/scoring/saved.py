@@ -61,10 +61,10 @@ def score_saved(
                 '`save_trajectories="full"` to keep them, or analyze without a model.'
             )
     rows = [row for t in guided.values() for row in build_rows(t)]
-    plan = plan_pairs(rows, guided, guidance, _window(model), scope)
+    plan = plan_pairs(rows, guided, guidance, window_of(model), scope)
     with ExitStack() as stack:
         for one in (model,) if teacher is None else (model, teacher):
-            stack.enter_context(_projecting(one, temperature))
+            stack.enter_context(projecting(one, temperature))
             stack.enter_context(frozen_mode(one))
         stack.enter_context(torch.no_grad())
         logps = score_pairs(model, plan.pairs, max_tokens=max_tokens, pad_token_id=pad_token_id, teacher=teacher)
@@ -73,7 +73,7 @@ def score_saved(
 
 
 @contextmanager
-def _projecting(model: Any, temperature: float) -> Iterator[None]:
+def projecting(model: Any, temperature: float) -> Iterator[None]:
     """The model with the projection inside, as it was afterwards."""
     from .projection import add_selected_projection
 
@@ -92,5 +92,6 @@ def _base(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _window(model: Any) -> int | None:
+def window_of(model: Any) -> int | None:
+    """Positions of the model; None where it names no limit."""
     return getattr(_base(model).config.get_text_config(), "max_position_embeddings", None)

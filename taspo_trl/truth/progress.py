@@ -6,7 +6,8 @@ The episode is replayed from its row, seed and actions, and refused when the wor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..environments.answers import finite_number
@@ -43,7 +44,8 @@ def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str |
             name = trajectory.environment
             if name not in environments:
                 environments[name] = factories[name]()
-            states = _states(trajectory, environments[name])
+            environment = environments[name]
+            states = [_nearness(environment, result) for result in _replay(trajectory, environment)]
             for t, (before, after) in enumerate(itertools.pairwise(states)):
                 if before is not None and after is not None and before[0] == after[0]:
                     labels[trajectory.uid, t] = after[1] - before[1]
@@ -53,20 +55,19 @@ def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str |
     return labels
 
 
-def _states(trajectory: Trajectory, environment: Any) -> list[tuple[str, float] | None]:
-    """(who says so, how near the goal is) before each turn and after the last; None where nothing is known."""
+def _replay(trajectory: Trajectory, environment: Any) -> Iterator[Any]:
+    """The environment's answers before each turn and after the last; it stands in that state at each of them."""
     if trajectory.seed is None:
         raise ReplayError(f"Episode {trajectory.uid} was recorded without its seed, so it cannot be replayed.")
     result: Any = _answer(trajectory, environment, "reset", {**trajectory.task, "seed": trajectory.seed})
-    states = [_nearness(environment, result)]
+    yield result
     for t, turn in enumerate(trajectory.turns):
         check_text(trajectory, t, turn.observation, result.observation)
         if t == len(trajectory.turns) - 1 and trajectory.stop_reason.is_infrastructure:
             break
         result = _answer(trajectory, environment, "step", {"action": turn.action})
         check_text(trajectory, t + 1, turn.next_observation, result.observation)
-        states.append(_nearness(environment, result))
-    return states
+        yield result
 
 
 def _answer(trajectory: Trajectory, environment: Any, method: str, arguments: dict[str, Any]) -> Any:
@@ -95,3 +96,30 @@ def _nearness(environment: Any, result: ResetResult | StepResult) -> tuple[str, 
         return "plan", -float(len(plan))
     progress = finite_number(result.info.get("progress"))
     return None if progress is None else ("progress", progress)
+
+
+class ReplayedPlans:
+    """An oracle for constructions: the environment's plan before each turn of a recorded episode, by replaying it.
+
+    Args:
+        factories (`Mapping[str | None, Callable]`):
+            Environment name -> callable that makes an instance.
+    """
+
+    def __init__(self, factories: Mapping[str | None, Callable[[], Any]]):
+        self._factories = factories
+        self._lock = threading.Lock()  # guidance is made in several threads
+        self._plans: dict[str, list[list[str] | None]] = {}
+
+    def __call__(self, trajectory: Trajectory) -> list[list[str] | None]:
+        with self._lock:
+            if trajectory.uid not in self._plans:
+                self._plans[trajectory.uid] = self._replayed(trajectory)[: len(trajectory.turns)]
+            return self._plans[trajectory.uid]
+
+    def _replayed(self, trajectory: Trajectory) -> list[list[str] | None]:
+        environment = self._factories[trajectory.environment]()
+        try:
+            return [attribute(environment, "oracle_plan")() for _ in _replay(trajectory, environment)]
+        finally:
+            environment.close()
