@@ -102,6 +102,8 @@ class Turn:
     """Over `reply_ids`: True = token of the action without its tags. Empty when it was not recorded."""
     admissible_actions: tuple[str, ...] | None = None
     """What the environment would accept before the action; None for one that lists nothing."""
+    progress: float | None = None
+    """By how much the action raised `info["progress"]`; None where the environment tells none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def full_record():
                     prompt_cuts=3,
                     content_mask=(False, True, False),
                     admissible_actions=("look", "go"),
+                    progress=-1.5,
                     answer=({"role": "tool", "name": "look", "content": "a desk"},),
                 ),
                 turn((4,), (), action_mask=(), sampling_logps=()),

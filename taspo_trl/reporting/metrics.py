@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ..analyzer.base import AnalyzerReply, AnalyzerRequest
 from ..guidance.stage import GuidanceBatch
 from ..rollout.groups import CollectedGroup
+from ..truth.measures import Labelled, agreement
 from ..types import Credit, Extraction, FinishReason, Guidance, StopReason, Trajectory
 
 
@@ -192,7 +193,19 @@ def credit_metrics(credits: Sequence[Credit], trajectories: Sequence[Trajectory]
     values |= {f"credit/fallback/{reason}": float(count) for reason, count in sorted(fallbacks.items())}
     unscorable = Counter(score.unscorable for credit, _ in scored for score in credit.scores if score.unscorable)
     values |= {f"credit/unscorable/{reason}": float(count) for reason, count in sorted(unscorable.items())}
-    return values
+    return values | _agreement(credits, trajectories)
+
+
+def _agreement(credits: Sequence[Credit], trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`credit/auc_progress`, where the environment tells progress and credit was moved."""
+    rows = []
+    for credit, t in zip(credits, trajectories, strict=True):
+        turns = [(w, turn.progress) for w, turn in zip(credit.weights, t.turns, strict=True)]
+        known = [(credit.advantage * w, progress) for w, progress in turns if progress is not None]
+        if credit.advantage and not credit.fallback and known:
+            rows.append(Labelled("", *zip(*known, strict=True)))
+    auc = agreement(rows, num_resamples=0).auc.value
+    return {} if math.isnan(auc) else {"credit/auc_progress": auc}
 
 
 def analyzer_metrics(calls: Sequence[tuple[AnalyzerRequest, AnalyzerReply]]) -> dict[str, float]:

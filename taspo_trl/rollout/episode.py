@@ -68,6 +68,7 @@ class Episode:
     family: str = ""
     observation: str = ""
     admissible_actions: tuple[str, ...] | None = None
+    progress: float | None = None
     messages: tuple[Message, ...] = ()
     opening: tuple[Message, ...] = ()
     turns: list[Turn] = field(default_factory=list)

@@ -174,6 +174,7 @@ class _Loop:
         episode.task = str(result.info.get("task") or result.observation)
         episode.family = str(result.info.get("family") or episode.spec.row.get("family") or "all")
         episode.admissible_actions = admissible_actions(result.info)
+        episode.progress = finite_number(result.info.get("progress"))
         episode.messages = messages(result.info)
         return self._ask_policy(episode)
 
@@ -250,7 +251,10 @@ class _Loop:
             return reward
         is_accepted = verdict(result.info, "valid", episode.environment, default=True)
         episode.messages = messages(result.info)
-        self._add_turn(episode, result.observation, is_accepted and not episode.fault, reward, episode.messages)
+        before, episode.progress = episode.progress, finite_number(result.info.get("progress"))
+        gained = None if before is None or episode.progress is None else episode.progress - before
+        is_valid = is_accepted and not episode.fault
+        self._add_turn(episode, result.observation, is_valid, reward, episode.messages, gained)
         episode.success = verdict(result.info, "success", episode.environment, default=False)
         episode.observation = result.observation
         episode.admissible_actions = admissible_actions(result.info)
@@ -293,6 +297,7 @@ class _Loop:
         is_valid: bool,
         reward: float,
         answer: tuple[Message, ...] = (),
+        progress: float | None = None,
     ) -> None:
         prompt, generation = episode.prompt, episode.generation
         assert prompt is not None and generation is not None
@@ -315,6 +320,7 @@ class _Loop:
                 answer=answer,
                 content_mask=tuple(masks.content),
                 admissible_actions=episode.admissible_actions,
+                progress=progress,
             )
         )
         episode.generation = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -65,13 +66,19 @@ class Evasive(ExtractiveAnalyzer):
 
 
 class Fragile(Script):
-    """Fails for one task."""
+    """Fails for one task, and tells of progress with every second action."""
 
     def reset(self, *, seed, task, **row):
         if task == "t3":
             raise RuntimeError("no such room")
         made = super().reset(seed=seed, task=task, **row)
-        return type(made)(made.observation, {**made.info, "family": task})
+        self.count = 0
+        return type(made)(made.observation, {**made.info, "family": task, "progress": 0.0})
+
+    def step(self, action):
+        made = super().step(action)
+        self.count += 1
+        return replace(made, info={**made.info, "progress": float(self.count // 2)})
 
 
 @pytest.fixture(scope="module")

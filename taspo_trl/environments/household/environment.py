@@ -88,6 +88,7 @@ class HouseholdEnvironment(TextEnvironment):
             "family": task.goal.family,
             "admissible_actions": list(self._choices),
             "task_id": task.task_id,
+            "progress": self._progress(self.world),
         }
         return ResetResult(scene_text(self.world), info)
 
@@ -110,8 +111,17 @@ class HouseholdEnvironment(TextEnvironment):
         success = world.is_solved()
         truncated = not success and self._turns_taken >= self.max_turns
         self._is_over = success or truncated
-        info = {"admissible_actions": list(self._choices), "valid": chosen is not None, "success": success}
+        info = {
+            "admissible_actions": list(self._choices),
+            "valid": chosen is not None,
+            "success": success,
+            "progress": self._progress(world),
+        }
         return StepResult(observation, float(success), success, truncated, info)
+
+    def _progress(self, world: World) -> float:
+        """Minus the length of the oracle's plan."""
+        return 0.0 if world.is_solved() else -float(len(plan(world)))
 
     def _offer_choices(self, world: World) -> None:
         self._choices = {action_text(action): action for action in world.actions()}
