@@ -20,30 +20,30 @@ class WarmStart:
     """How the policy is built and warm-started.
 
     Args:
-        num_steps (`int`, *optional*, defaults to `1000`), batch_size (`int`, *optional*, defaults to `32`):
+        num_steps (`int`, *optional*, defaults to `1500`), batch_size (`int`, *optional*, defaults to `32`):
             Optimizer steps and turns in each.
         learning_rate (`float`, *optional*, defaults to `3e-3`):
             AdamW, linear decay to 0.
         prompt_loss (`float`, *optional*, defaults to `0.3`):
             Weight of the language-model loss on prompts, beside 1.0 on replies: it teaches to read.
-        num_turns (`int`, *optional*, defaults to `24000`):
+        num_turns (`int`, *optional*, defaults to `32000`):
             Demonstrated turns.
         seed (`int`, *optional*, defaults to `0`):
             Weights, demonstrations and their order.
     """
 
-    num_steps: int = 1000
+    num_steps: int = 1500
     batch_size: int = 32
     learning_rate: float = 3e-3
     prompt_loss: float = 0.3
-    num_turns: int = 24000
+    num_turns: int = 32000
     seed: int = 0
     hidden_size: int = 128
     num_layers: int = 3
     demonstrations: DemonstrationSettings = field(default_factory=DemonstrationSettings)
 
 
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 
 
 def tiny_policy(

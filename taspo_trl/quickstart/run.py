@@ -72,7 +72,7 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     set_aside(settings.output_dir, before=time.time())
     trainer = _trainer(settings, model, tokenizer, peft_config)
     console.rule("2. Held-out tasks before training")
-    before = _evaluations(trainer)
+    before, sampled_before = _evaluations(trainer), _sampled(trainer)
     seconds["evaluation before"] = time.perf_counter() - started - sum(seconds.values())
 
     console.rule(f"3. Training: {trainer.args.max_steps} steps of TASPO (guidance: {settings.guidance})")
@@ -80,16 +80,21 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     seconds["training"] = time.perf_counter() - started - sum(seconds.values())
 
     console.rule("4. The same tasks after training")
-    after = _evaluations(trainer)
+    after, sampled_after = _evaluations(trainer), _sampled(trainer)
     trainer.save_model()
     trainer.save_state()
     seconds["evaluation after"] = time.perf_counter() - started - sum(seconds.values())
     trainer.close()
 
-    summary = _summary(settings, trainer, before, after, seconds)
     folder = Path(settings.output_dir)
+    summary = _summary(settings, trainer, before, after, seconds)
+    summary["sampled"] = {
+        split: {"before": sampled_before[split].overall().value, "after": sampled_after[split].overall().value}
+        for split in sampled_before
+    }
+    summary["credit"] = _credit(folder)
     _write(folder, summary, trainer, before, after)
-    _print_tables(console, settings.fast, before, after)
+    _print_tables(console, summary, before, after)
     console.print(f"Finished in {sum(seconds.values()):.0f} s. Summary, plots and trajectories: [bold]{folder}[/bold]")
     return summary
 
@@ -196,12 +201,44 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
     return trainer
 
 
-def _evaluations(trainer: Any) -> dict[str, EvaluationResult]:
+def _evaluations(trainer: Any, kind: str = "") -> dict[str, EvaluationResult]:
     results = {}
     for split, data in trainer.eval_dataset.items():
-        trainer.evaluate(data, metric_key_prefix=f"eval_{split}")
+        trainer.evaluate(data, metric_key_prefix=f"eval_{kind}{split}")
         results[split] = trainer.last_evaluation
     return results
+
+
+def _sampled(trainer: Any) -> dict[str, EvaluationResult]:
+    """The same tasks with replies drawn as in training: a policy can become sure of itself without knowing more."""
+    greedy, trainer.args.eval_temperature = trainer.args.eval_temperature, 1.0
+    try:
+        return _evaluations(trainer, "sampled_")
+    finally:
+        trainer.args.eval_temperature = greedy
+
+
+def _credit(folder: Path) -> dict[str, Any]:
+    """How near the recorded credit of the last batches comes to the oracle's progress; empty where none was moved."""
+    from ..environments import HouseholdEnvironment
+    from ..records import read_records
+    from ..truth.assess import recorded_report
+
+    records = list(read_records(folder / "_trajectories"))
+    last = max(record.rollout for record in records) - 9
+    report = recorded_report(
+        [record for record in records if record.rollout >= last], {None: HouseholdEnvironment}, num_resamples=500
+    )
+    name = next(name for name in report["methods"])
+    found = report["methods"][name]
+    return {
+        "method": name,
+        "turns": report["turns"],
+        "batches": len({record.rollout for record in records if record.rollout >= last}),
+        **{part: found["progress"][part] for part in ("all", "successes", "failures")},
+        "top_weight_refused_in_successes": found["top_weight_refused_in_successes"],
+        "refused_share_in_successes": found["refused_share_in_successes"],
+    }
 
 
 def _summary(
@@ -254,12 +291,48 @@ def _summary(
 
 
 def _print_tables(
-    console: Console, is_fast: bool, before: dict[str, EvaluationResult], after: dict[str, EvaluationResult]
+    console: Console, summary: dict[str, Any], before: dict[str, EvaluationResult], after: dict[str, EvaluationResult]
 ) -> None:
-    if is_fast:
+    if summary["fast"]:
         console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
     for split in before:
         console.print(_table(split, before[split], after[split]))
+    for line in _lines(summary):
+        console.print(line, highlight=False)
+
+
+def _lines(summary: dict[str, Any]) -> list[str]:
+    """Sampled success, and the credit report in three lines."""
+    sampled = ", ".join(
+        f"{one['before']:.1%} before and {one['after']:.1%} after ({split})"
+        for split, one in summary["sampled"].items()
+    )
+    lines = [
+        f"Sampled as in training (temperature 1): {sampled}. Greedy success also rises when a policy only sharpens."
+    ]
+    credit = summary["credit"]
+    value, low, high = credit["all"]["auc"]
+    if summary["guidance"] == "none" or value is None:
+        return lines
+
+    def of(part: str) -> str:
+        auc = credit[part]["auc"][0]
+        return "-" if auc is None else f"{auc:.3f}"
+
+    interval = f" [{low:.3f}, {high:.3f}]" if low is not None else ""
+    lines += [
+        f"Credit against the oracle's plan, {credit['turns']} turns of the last {credit['batches']} batches: AUC "
+        f"{value:.3f}{interval}, where 0.5 is a coin",
+        f"  in successes {of('successes')}, in failures {of('failures')}; weights move by "
+        f"{credit['all']['dose'][0]:.3f} (root mean square)",
+    ]
+    if credit["top_weight_refused_in_successes"] is not None:
+        lines.append(
+            "  the top weight of a success lies on a refused action in "
+            f"{credit['top_weight_refused_in_successes']:.1%}; of its actions "
+            f"{credit['refused_share_in_successes']:.1%} were refused"
+        )
+    return lines
 
 
 def _table(split: str, before: EvaluationResult, after: EvaluationResult) -> Table:
@@ -305,7 +378,7 @@ def _write(
     write_text(folder / "summary.json", json.dumps(without_secrets(summary), indent=2) + "\n")
     write_text(folder / "metrics.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
     with replacing(folder / "summary.txt") as file:
-        _print_tables(Console(file=file, width=110), summary["fast"], before, after)
+        _print_tables(Console(file=file, width=110), summary, before, after)
     plots.learning_curves(trainer.state.log_history).savefig(folder / "learning_curves.png")
     plots.success_by_family(
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..guidance.block import CLOSING, OPENING
+from .hints import WORDS
 
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"
@@ -18,7 +19,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(preset: str = "small"):
-    """A `PreTrainedTokenizerFast` over the household phrases and the words of the guidance wrapper.
+    """A `PreTrainedTokenizerFast` over the household phrases and the words in which guidance is put.
 
     Args:
         preset (`str`, *optional*, defaults to `"small"`):
@@ -31,9 +32,12 @@ def make_tokenizer(preset: str = "small"):
 
     special = [PAD, UNKNOWN, END, USER, ASSISTANT]
     guidance = [OPENING, CLOSING, "-"]
-    words = list(dict.fromkeys([*special, *guidance, *phrases(preset)]))
+    words = list(dict.fromkeys([*special, *guidance, *phrases(preset), *WORDS]))
     tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=UNKNOWN))
-    pattern = "|".join([re.escape(OPENING), re.escape(CLOSING), r"-(?=\s)", phrase_pattern(preset)])
+    # Longest first, before the household's pattern: its last alternative takes any word.
+    hints = [re.escape(word) for word in sorted(WORDS, key=len, reverse=True)]
+    own = [re.escape(OPENING), re.escape(CLOSING), r"-(?=\s)", rf"(?:{'|'.join(hints)})(?!\w)"]
+    pattern = "|".join([*own, phrase_pattern(preset)])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
