@@ -217,8 +217,8 @@ def _reading(
     """Success with the oracle's plan, with guidance as made, with another task's, and with none."""
     from ..evaluation.statistics import wilson_rate
     from ..guidance.block import Composer
+    from ..rollout.plans import PlanOracle
     from ..rollout.rewards import RewardSettings
-    from ..truth.progress import ReplayedPlans
     from ..truth.reading import GuidedEngine, blocks_as_made, of_another_task, plan_blocks, splice_by_tail
     from ..truth.sample import play_groups
 
@@ -227,9 +227,12 @@ def _reading(
         raise ConfigurationError("`--reading` needs prompts that take a block; this chat template hides the place.")
     place = splice_by_tail(turns[0].prompt_ids, turns[0].splice_index)
     composer = Composer(policy.tokenizer, action_tags=playing["pool"].traits[None].action_tags)
-    oracle = ReplayedPlans({None: factory})
+    try:
+        plans_of = PlanOracle({None: factory})
+    except ConfigurationError:
+        plans_of = None  # a world without plans: the arms of guidance as made remain
     firsts = {group.group_id: next((t for t in group.trajectories if t.is_usable), None) for group in groups}
-    plans = {name: oracle(t)[0] if t is not None else None for name, t in firsts.items()}
+    plans = {name: plans_of(t)[0] if plans_of and t is not None else None for name, t in firsts.items()}
     made = blocks_as_made(scored.guidance, {t.uid: group.group_id for group in groups for t in group.trajectories})
     texts = {group.group_id: group.task_text for group in groups}
     by_plan = plan_blocks(plans, composer)

@@ -6,7 +6,6 @@ The episode is replayed from its row, seed and actions, and refused when the wor
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -96,30 +95,3 @@ def _nearness(environment: Any, result: ResetResult | StepResult) -> tuple[str, 
         return "plan", -float(len(plan))
     progress = finite_number(result.info.get("progress"))
     return None if progress is None else ("progress", progress)
-
-
-class ReplayedPlans:
-    """An oracle for constructions: the environment's plan before each turn of a recorded episode, by replaying it.
-
-    Args:
-        factories (`Mapping[str | None, Callable]`):
-            Environment name -> callable that makes an instance.
-    """
-
-    def __init__(self, factories: Mapping[str | None, Callable[[], Any]]):
-        self._factories = factories
-        self._lock = threading.Lock()  # guidance is made in several threads
-        self._plans: dict[str, list[list[str] | None]] = {}
-
-    def __call__(self, trajectory: Trajectory) -> list[list[str] | None]:
-        with self._lock:
-            if trajectory.uid not in self._plans:
-                self._plans[trajectory.uid] = self._replayed(trajectory)[: len(trajectory.turns)]
-            return self._plans[trajectory.uid]
-
-    def _replayed(self, trajectory: Trajectory) -> list[list[str] | None]:
-        environment = self._factories[trajectory.environment]()
-        try:
-            return [attribute(environment, "oracle_plan")() for _ in _replay(trajectory, environment)]
-        finally:
-            environment.close()

@@ -19,11 +19,11 @@ from ..guidance.stage import GuidanceStage, Wanted
 from ..rollout.advantages import group_advantages
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
+from ..rollout.plans import PlanOracle
 from ..rollout.rewards import RewardSettings, score_group
 from ..rollout.tasks import plan_groups
 from ..seeds import derive_seed
 from ..types import Alternatives, Guidance, ReplyScore, Trajectory, TrajectoryGroup
-from .progress import ReplayedPlans
 
 
 def play_groups(
@@ -134,7 +134,8 @@ def guide_and_score(
             construction = construction_of_blocks(needs.blocks, materials)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
-        context = GuidanceContext(analyzer, oracle=ReplayedPlans(factories))
+        oracle = PlanOracle(factories) if "oracle_plan" in needs.blocks else None
+        context = GuidanceContext(analyzer, oracle=oracle)
         stage = GuidanceStage(construction, workers, Wanted(scope=needs.scope), context=context)
         try:
             for group, row in zip(groups, advantages, strict=True):
