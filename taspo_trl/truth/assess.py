@@ -63,7 +63,7 @@ def _recipe(name: str, args: Any) -> Recipe:
             step_size=args.weight_step_size,
             block=args.guidance,
         )
-        return Recipe(name, weight=rule, contexts=(args.guidance,))
+        return Recipe(name, weight=rule)
     if name not in METHODS:
         known = ", ".join(map(repr, (*METHODS, *OURS)))
         raise ConfigurationError(f"There is no method {name!r}. There are {known}.")
