@@ -17,6 +17,7 @@ from ..errors import RolloutError
 from ..generation import Engine, SamplingSettings
 from ..seeds import derive_seed
 from ..types import Trajectory, TrajectoryGroup
+from .advantages import centred_rewards
 from .contexts import ChatRenderer
 from .loop import RolloutSettings, play_episodes
 from .rewards import RewardSettings, score_group
@@ -32,13 +33,15 @@ class CollectedGroup:
     """Column -> one value for each trajectory (TRL's `log_extra`)."""
     extra_metrics: Mapping[str, list[float]] = field(default_factory=dict)
     """Name -> values (TRL's `log_metric`)."""
+    centred: tuple[float, ...] = ()
+    """r_i - mean of the group, from which A_i is scaled."""
 
 
 class GroupSink(Protocol):
     """Whoever works on a group while others still play."""
 
-    def submit(self, group: TrajectoryGroup) -> None:
-        """Start on a finished, scored group."""
+    def submit(self, group: TrajectoryGroup, advantages: Sequence[float] | None = None) -> None:
+        """Start on a finished, scored group; of its advantages only the signs are known yet."""
 
     def cancel(self) -> None:
         """Drop the batch's work: its rollout failed."""
@@ -161,8 +164,9 @@ class Collector:
             "log_metric": lambda name, value: metrics[name].append(value),
         }
         scored = score_group(group, replace(self.rewards, extra=extra), instances)
-        self.guidance.submit(scored)
-        return CollectedGroup(scored, logs, dict(metrics))
+        centred = centred_rewards([t.reward if t.is_usable else None for t in scored.trajectories])
+        self.guidance.submit(scored, centred)
+        return CollectedGroup(scored, logs, dict(metrics), tuple(centred))
 
     def _my_straddling(self, parts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Straddling groups put together, dealt to the processes in turn."""

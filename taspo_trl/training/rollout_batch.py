@@ -21,7 +21,7 @@ from ..loss.plan import UpdatePlan, plan_update
 from ..methods import Assigned, Recipe
 from ..records import TrajectoryRecord, write_records
 from ..reporting.metrics import rollout_report
-from ..rollout.advantages import group_advantages
+from ..rollout.advantages import scaled_advantages
 from ..rollout.groups import CollectedGroup, Collector
 from ..rollout.tasks import group_id_of
 from ..scoring.pairs import ScoreScope, TurnKey, plan_pairs, turn_scores
@@ -157,7 +157,9 @@ class ExperienceMaker:
             raise
         trajectories = [member for one in collected for member in one.group.trajectories]
         rewards = [[t.reward if t.is_usable else None for t in one.group.trajectories] for one in collected]
-        advantages_G, flat_G = group_advantages(rewards, self.settings.scale_rewards)
+        centred_G = [one.centred for one in collected]
+        advantages_G = scaled_advantages(centred_G, rewards, self.settings.scale_rewards)
+        flat_G = [not any(centred) for centred in centred_G]
         advantages = [advantage for group in advantages_G for advantage in group]
         guided: GuidanceBatch | None = None
         credits: Mapping[str, Credit] = {}
