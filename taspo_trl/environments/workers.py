@@ -83,6 +83,11 @@ class EnvironmentPool:
             )
 
     @property
+    def factories(self) -> Mapping[str | None, Factory]:
+        """Environment name -> callable that makes an instance, as the workers call it."""
+        return self._factories
+
+    @property
     def is_routed(self) -> bool:
         """Whether a row's `environment` column says which environment plays it."""
         return None not in self._factories

@@ -75,6 +75,11 @@ class Recipe:
         return any(CONSTRUCTIONS[name].asks for name in self.contexts if name in CONSTRUCTIONS)
 
     @property
+    def asks_oracle(self) -> bool:
+        """Whether a context of it is the simulator's own plan."""
+        return any(CONSTRUCTIONS[name].is_oracle for name in self.contexts if name in CONSTRUCTIONS)
+
+    @property
     def draws_on_successes(self) -> bool:
         """Whether a context of it needs a verified success."""
         return any(CONSTRUCTIONS[name].needs_success for name in self.contexts if name in CONSTRUCTIONS)

@@ -21,6 +21,7 @@ from ..guidance.stage import GuidanceStage
 from ..loss.importance import importance_settings
 from ..methods import Recipe, recipe_for
 from ..rollout.loop import RolloutSettings
+from ..rollout.plans import PlanOracle
 from ..rollout.rewards import RewardFunction, RewardSettings
 from ..scoring.teachers import ServedTeacher, TeacherScorer, load_model, make_teacher
 from .checks import check_live_instances
@@ -47,7 +48,11 @@ def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: An
         args.analyzer_workers,
         recipe.wanted,
         args.analyzer_time_budget,
-        GuidanceContext(analyzer, state_key=state_key(recipe.state_key)),
+        GuidanceContext(
+            analyzer,
+            state_key=state_key(recipe.state_key),
+            oracle=PlanOracle(pool.factories) if recipe.asks_oracle else None,
+        ),
     )
 
 

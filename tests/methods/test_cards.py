@@ -74,3 +74,15 @@ def test_the_command_lists_all_and_shows_one(capsys, monkeypatch):
     assert "share" in shown and "exp(s Delta_k)" in shown and "Selective Hindsight" in shown
     assert main(["methods", "srl"]) == 1
     assert "There is no method 'srl'. Did you mean `serl`?" in capsys.readouterr().err
+
+
+BRANCHES = {"opid": 2, "turnsight": 3, "taspo_factor": 2}
+"""Guided branches of a method; one for all others, and none for rules of outcomes and states."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_asks_for_more_branches_than_it_is_described_with(name):
+    needs = METHODS[name].usual.needs
+    plain = name in [one.name for one in GROUPS["Advantages"] if one.name != "hcapo"] or name == "opd"
+    assert len(needs.blocks) == (0 if plain else BRANCHES.get(name, 1))
+    assert needs.plain_only == (name == "opd") and needs.values == 0

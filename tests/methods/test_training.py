@@ -13,6 +13,7 @@ from taspo_trl.errors import InvariantError
 from taspo_trl.methods import METHODS
 from taspo_trl.records import read_records
 from tests import tiny
+from tests.reporting.test_metrics_doc import DOCUMENTED, is_final, matches
 
 
 ROWS = [row for row in tiny.household_rows(size=12) if row["index"] in (0, 7)]
@@ -77,6 +78,8 @@ def test_a_method_trains_evaluates_and_leaves_records_and_a_card(tmp_path, name,
     assert {entry["success"] for entry in logged} == {0.5}
     moved = max((value - before[key]).abs().max().item() for key, value in tiny.parameters(made).items())
     assert moved > 0
+    names = {key for entry in logged for key in entry if not is_final(key)}
+    assert not sorted(key for key in names if not any(matches(one, key) for one in DOCUMENTED))
     assert ("distill/loss" in logged[0]) == (recipe.distill is not None)
 
     records = list(read_records(tmp_path / "_trajectories"))
@@ -134,3 +137,14 @@ def test_schedules_and_states_reach_the_rules(tmp_path):
         assert torch.equal(value, tiny.parameters(made["serl"])[key]), key
         assert torch.equal(value, tiny.parameters(made["gigpo"])[key]), key
     assert any(key == "credit/singleton_turns" for entry in made["gigpo"].state.log_history for key in entry)
+
+
+def test_the_oracle_s_plan_is_shown_where_the_world_knows_it(tmp_path):
+    made = new_trainer(tmp_path, "taspo", guidance="oracle_plan", max_steps=1)
+    made.train()
+    made.close()
+    records = {record.trajectory.uid: record for record in read_records(tmp_path / "_trajectories")}
+    texts = records["r0-g0-k0"].guidance.blocks["oracle_plan"].texts
+    for turn_idx, text in enumerate(texts):
+        assert all(action in text for action in PLANS[0][turn_idx:])
+    assert all(score.guided for score in records["r0-g0-k0"].credit.scores)
