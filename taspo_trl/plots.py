@@ -30,6 +30,7 @@ CURVES = {
     "credit/weight_std": "Spread of the credit weights",
     "actions/invalid_share": "Invalid actions",
     "entropy": "Entropy per token",
+    "moving/entropy": "Entropy per token (trajectories with A ≠ 0)",
     "kl": "KL to the reference",
     "step_time": "Seconds per step",
 }

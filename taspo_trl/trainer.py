@@ -38,7 +38,7 @@ from .generation.build import make_engine
 from .generation.checks import check_unquantized
 from .loss.batches import LossRow
 from .loss.distillation.compose import distillation_loss, update_distribution
-from .loss.objective import taspo_loss, token_sums
+from .loss.objective import clip_shares, taspo_loss, token_sums
 from .reporting.alerts import Alerts
 from .reporting.card_facts import RunParts, environment_name, write_model_card
 from .reporting.hub import what_may_leave
@@ -270,6 +270,7 @@ class TASPOTrainer(GRPOTrainer):
         self._alerts = Alerts()
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
+        self._clip_shares: list[torch.Tensor] = []
         self._update_seconds = 0.0
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ class TASPOTrainer(GRPOTrainer):
     def _update(self, model: Any, micro_batches: list[list[LossRow]], num_items_in_batch: Any) -> torch.Tensor:
         """The gradients of a micro-step; the sum of its micro-batches' losses."""
         started = time.perf_counter()
-        self._loss_sums = {}
+        self._loss_sums, self._clip_shares = {}, []
         maker = self.experience_maker
         teacher = maker.teacher if maker.distilling is not None else None
         collate = functools.partial(maker.passes.collate, teacher=teacher)
@@ -414,7 +415,8 @@ class TASPOTrainer(GRPOTrainer):
         # TRL averages over micro-steps, while an optimizer step's loss is their sum.
         for name in {"policy_loss", "distill_loss"} & set(totals):
             totals[name] *= self._planned_micro_steps
-        for name, value in update_metrics(totals).items():
+        shares = self._gather([pair for one in self._clip_shares for pair in one.tolist()])
+        for name, value in update_metrics(totals, shares, maker.settings.moves_all).items():
             self._metrics["train"][name].append(finite_or_nan(value))
         self._update_seconds += time.perf_counter() - started
         return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)  # no other step's average is to carry it
@@ -463,6 +465,8 @@ class TASPOTrainer(GRPOTrainer):
         )
         for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
             self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
+        rows = inputs["positions"] // inputs["input_ids"].shape[1]
+        self._clip_shares.append(clip_shares(terms, inputs["coefficients"], rows))
         loss = terms.loss
         if term is not None:
             added = distillation_loss(

@@ -86,6 +86,13 @@ class ExperienceSettings:
     records_folder: Path | None = None
     records_with_prompt_ids: bool = False
 
+    @property
+    def moves_all(self) -> bool:
+        """Whether every usable trajectory has its rows in the update; else those alone whose advantage is not 0."""
+        rule = self.recipe
+        is_regularized = self.has_reference or self.has_entropy_bonus
+        return is_regularized or rule.needs.flat_groups or rule.distill is not None
+
 
 @dataclass(frozen=True)
 class Experience:
@@ -245,10 +252,9 @@ class ExperienceMaker:
     def _moves(self, batch: Batch) -> list[list[bool]]:
         """Which turns can carry a loss. Rows are planned before anything is scored: what a rule makes of the scores is
         not known yet, only whether it moves trajectories without an advantage."""
-        settings, rule = self.settings, self.settings.recipe
-        if settings.has_reference or settings.has_entropy_bonus or rule.needs.flat_groups or rule.distill is not None:
+        if self.settings.moves_all:
             return [[True] * len(t.turns) for t in batch.trajectories]
-        return [[a != 0 for a in row] for row in rule.advantage(batch)]
+        return [[a != 0 for a in row] for row in self.settings.recipe.advantage(batch)]
 
     def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch) -> Batch:
         """The batch with the log-probabilities that the method needs."""

@@ -14,7 +14,7 @@ import taspo_trl
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.loss.importance import CorrectionSums, correction_metrics
-from taspo_trl.reporting.metrics import analyzer_metrics
+from taspo_trl.reporting.metrics import MOVING, analyzer_metrics, update_metrics
 from taspo_trl.types import StopReason
 from tests import tiny
 from tests.documents import DOCS
@@ -122,13 +122,16 @@ def logged(tmp_path_factory) -> set[str]:
 
 @cache
 def computed() -> frozenset[str]:
-    """Names of what a tiny run has not: an analyzer that is asked over a network, an engine beside the trainer."""
+    """Names of what a tiny run has not: an analyzer that is asked over a network, an engine beside the trainer, an
+    update without KL."""
     request = AnalyzerRequest("extraction", "", {})
     counters = ["requests", "retries", "wait_seconds", "reasoned", "asked_again", "repaired", "unreadable"]
     details = dict.fromkeys(counters, 1.0)
     calls = [(request, AnalyzerReply(cost_usd=0.1, details=details)), (request, AnalyzerReply(error="timeout"))]
     sums = CorrectionSums((0.1, 1, 0.1), (1.0, 1, 1.0, 1.0), 1)
-    return frozenset({*analyzer_metrics(calls), *correction_metrics([sums])})
+    totals = dict.fromkeys(("tokens", "policy_loss", "entropy", "clip_low", "clip_high"), 1.0)
+    moving = {name for name in update_metrics(totals, [(0.0, 0.0)], is_whole=False) if name.startswith(MOVING)}
+    return frozenset({*analyzer_metrics(calls), *correction_metrics([sums]), *moving})
 
 
 def test_every_logged_name_is_documented(logged):

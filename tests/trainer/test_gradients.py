@@ -271,6 +271,21 @@ def test_loss_and_gradient_equal_trl_where_the_two_coincide(tmp_path):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6 * max(1.0, size))
     clipped = made._metrics["train"]["clip_ratio/region_mean"]
     assert clipped[-1] > 0, "no ratio was clipped, so the clip was not compared"
+    shares = torch.cat(made._clip_shares)
+    assert shares[:, 0].min().item() == pytest.approx(made._metrics["train"]["clip_ratio/low_min"][-1])
+    assert shares[:, 1].max().item() == pytest.approx(made._metrics["train"]["clip_ratio/high_max"][-1])
+
+
+@pytest.mark.parametrize("values", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}])
+def test_update_metrics_have_trl_s_names_where_they_cover_trl_s_set(tmp_path, values):
+    _, made = gradient(tmp_path, num_iterations=2, max_steps=2, **values)
+    log = made.state.log_history
+    first, second = ({name for name in entry if "entropy" in name or "clip_ratio" in name} for entry in log[:2])
+    clips = {f"clip_ratio/{name}" for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")}
+    expected = {"entropy", *clips} if values else {f"moving/{name}" for name in ("entropy", *clips)}
+    assert first == second == expected
+    prefix = "" if values else "moving/"
+    assert log[1][f"{prefix}clip_ratio/high_max"] >= log[1][f"{prefix}clip_ratio/high_mean"] > 0
 
 
 def test_observation_and_template_tokens_do_not_enter_the_loss(tmp_path):

@@ -13,6 +13,7 @@ const overview = (() => {
     { name: "actions/invalid_share", title: "Invalid actions", ...share },
     { name: "turns/mean", title: "Turns of a trajectory", low: 0 },
     { name: "entropy", title: "Entropy per token", low: 0 },
+    { name: "moving/entropy", title: "Entropy per token (A ≠ 0)", low: 0 },
   ];
   const STAGES = [
     ["time/rollout", "rollout"],
