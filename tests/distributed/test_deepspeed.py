@@ -12,7 +12,10 @@ from .test_processes import launch, results
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None,
+        reason="no extra of this package installs it: pip install deepspeed",
+    ),
 ]
 
 

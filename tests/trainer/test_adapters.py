@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
@@ -9,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.scoring.paired import PairedRow
+from taspo_trl.scoring.projection import selected_forward
 from tests import tiny
 from tests.trainer.test_trainer import history, scripted
 
@@ -112,23 +115,53 @@ def test_reference_of_several_active_adapters_and_a_synced_one_are_refused(tmp_p
         scripted(tmp_path, peft_config=LoraConfig(**LORA), beta=0.1, sync_ref_model=True)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("bf16", [False, True])
-def test_lora_trains_with_dropout_checkpointing_and_bf16(tmp_path, checkpointing, bf16):
-    peft_config = LoraConfig(**LORA, lora_dropout=0.2)
-    made, _ = scripted(
-        tmp_path,
-        peft_config=peft_config,
-        gradient_checkpointing=checkpointing,
-        bf16=bf16,
-        num_iterations=2,
-        max_steps=2,
-    )
+def movement(tmp_path, dropout, **values):
+    """What two steps of SGD on one rollout batch did to the adapter; the base does not move."""
+    peft_config = LoraConfig(**LORA, lora_dropout=dropout)
+    values = {"num_iterations": 2, "max_steps": 2, "optim": "sgd", "learning_rate": 1.0, **values}
+    torch.manual_seed(1)
+    made, _ = scripted(tmp_path, peft_config=peft_config, **values)
     before = tiny.parameters(made)
     made.train()
-    moved = [n for n, p in tiny.parameters(made).items() if not torch.equal(p, before[n])]
-    assert moved and all("lora_" in name for name in moved)
-    assert all(torch.isfinite(p).all() for p in made.model.parameters())
+    after = tiny.parameters(made)
+    assert all("lora_" in name for name in before if not torch.equal(before[name], after[name]))
+    return torch.cat([(after[name] - before[name]).double().flatten() for name in before if "lora_" in name])
+
+
+def test_checkpointing_and_bf16_move_an_adapter_as_float32_does(tmp_path):
+    """Under dropout, whose masks a recomputed forward has to repeat."""
+    expected = movement(tmp_path / "plain", 0.2)
+    undropped = movement(tmp_path / "undropped", 0.0)
+    assert (expected - undropped).norm() > 0.1 * expected.norm() > 0, "the update goes without dropout"
+    for checkpointing, bf16, tolerance in ((True, False, 1e-5), (False, True, 0.1), (True, True, 0.1)):
+        folder = tmp_path / f"{checkpointing}-{bf16}"
+        moved = movement(folder, 0.2, gradient_checkpointing=checkpointing, bf16=bf16)
+        assert (moved - expected).norm() < tolerance * expected.norm(), (checkpointing, bf16)
+
+
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_old_and_reference_log_probabilities_know_no_dropout(tmp_path, is_adapter):
+    """pi_old acted without dropout: the ratio of the first step is that of the update's own dropout, not of two."""
+    values = {"peft_config": LoraConfig(**LORA, lora_dropout=0.5)} if is_adapter else {}
+    model = tiny.model(attention_dropout=0.5)
+    made, _ = scripted(tmp_path, model=model, num_iterations=2, beta=0.1, **values)
+    made.current_gradient_accumulation_steps = 1
+    made.model.train()  # as in a training step
+    buffer = made._new_rollout([made.train_dataset[0]] * 4 + [made.train_dataset[1]] * 4)
+    passes = made.experience_maker.passes
+    num_rows = 0
+    for row in (row for micro in buffer for batch in micro for row in batch):
+        inputs = passes.collate([row])
+        with torch.no_grad():
+            dropped = selected_forward(made.model.train(), inputs).logps
+            logps = selected_forward(made.model.eval(), inputs).logps
+            with made.model.disable_adapter() if is_adapter else nullcontext():
+                reference = selected_forward(made.model, inputs).logps
+        assert row.old_logps == pytest.approx(logps.tolist(), abs=1e-5)
+        assert row.ref_logps == pytest.approx(reference.tolist(), abs=1e-5)
+        assert not torch.allclose(dropped, logps, atol=1e-3)
+        num_rows += 1
+    assert num_rows == 24
 
 
 def test_checkpointing_changes_no_gradient(tmp_path):

@@ -164,21 +164,34 @@ def _separate(trajectory):
 
 
 def test_several_steps_per_rollout_sum_to_the_whole(tmp_path):
-    """Each step's gradient is an unbiased estimate: n_k / N weighted, the steps' losses add up to E8 exactly."""
-    _, whole = gradient(tmp_path, per_device_train_batch_size=8)
-    _, split = gradient(
-        tmp_path,
-        per_device_train_batch_size=2,
+    """Each step's gradient is an unbiased estimate: weighed with n_k / N, the steps' gradients add up to E8's."""
+    whole, _ = gradient(tmp_path / "whole", per_device_train_batch_size=8)
+    split = tiny.trainer(
+        tmp_path / "split",
+        policy=tiny.ScriptedPolicy(ragged_reply),
+        model=tiny.model(dtype=torch.float64),
+        train_dataset=ragged_rows(),
+        environment_factory=Ragged,
+        shuffle_dataset=False,
+        per_device_train_batch_size=1,
         gradient_accumulation_steps=1,
-        steps_per_generation=4,
-        max_steps=4,
-        learning_rate=0.0,
+        steps_per_generation=8,
     )
-    rows = lambda made: [[row for batch in micro for row in batch] for micro in made._buffer]  # noqa: E731
-    steps = rows(split)
-    total = sum(len(step) for step in steps)
-    weighed = sum(sum(c for row in step for c in row.coefficients) * len(step) / total for step in steps)
-    assert weighed == pytest.approx(sum(c for step in rows(whole) for row in step for c in row.coefficients))
+    split.current_gradient_accumulation_steps = 1
+    steps = split._new_rollout([split.train_dataset[0]] * 4 + [split.train_dataset[1]] * 4)
+    split.model.train()
+    names, parameters = zip(*split.model.named_parameters(), strict=True)
+    gradients = []
+    for micro_batches in steps:
+        losses = [split.compute_loss(split.model, split.experience_maker.passes.collate(one)) for one in micro_batches]
+        gradients.append(dict(zip(names, torch.autograd.grad(sum(losses), parameters), strict=True)))
+    counts = [sum(len(batch) for batch in micro_batches) for micro_batches in steps]
+    assert len(counts) == 8 and len(set(counts)) > 1, "equal steps would need no weighing"
+    shares = [count / sum(counts) for count in counts]
+    summed = {name: sum(s * one[name] for s, one in zip(shares, gradients, strict=True)) for name in names}
+    assert_equal(whole, summed, tolerance=1e-7)  # the model norms in float32
+    for one in gradients:
+        assert any(not torch.allclose(one[name], whole[name], rtol=0.1) for name in names)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.05])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from safetensors.torch import load_file
 
 from taspo_trl.analyzer.base import AnalyzerReply
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
@@ -401,7 +402,7 @@ def test_a_none_column_reaches_a_reset_that_cannot_do_without_it(tmp_path):
 
 def test_evaluation_plays_each_task_once_and_touches_nothing(tmp_path):
     """EVL-1: odd sizes, before and during training, no analyzer, training state as before."""
-    analyzer = CountingAnalyzer()
+    analyzer, alone = CountingAnalyzer(), CountingAnalyzer()
     made, policy = scripted(
         tmp_path,
         eval_dataset=rows(3),
@@ -417,16 +418,18 @@ def test_evaluation_plays_each_task_once_and_touches_nothing(tmp_path):
     assert len({request.episode_uid for request in policy.requests}) == 3
     assert metrics["eval_success"] == 1.0 and metrics["eval_num_plays"] == 3
     assert policy.samplings[-1].temperature == 0.0
+    assert not analyzer.requests
     made.train()
     assert history(made, "eval_success") == [1.0] * 4
-    assert all("privileged" not in request.system for request in analyzer.requests)
     trained = [entry for entry in made.state.log_history if "loss" in entry]
     assert len(trained) == 4 and all("success" in entry for entry in trained[::2])
 
     quiet, _ = scripted(
-        tmp_path / "quiet", steps_per_generation=2, per_device_train_batch_size=4, max_steps=4, analyzer=analyzer
+        tmp_path / "quiet", steps_per_generation=2, per_device_train_batch_size=4, max_steps=4, analyzer=alone
     )
     quiet.train()
+    asked = [sorted(json.dumps(request.payload) for request in one.requests) for one in (analyzer, alone)]
+    assert asked[0] == asked[1] != [], "the analyzer was asked for something else than the training's guidance"
     for name, value in tiny.parameters(quiet).items():
         assert torch.equal(value, made.model.get_parameter(name)), "evaluating changed what was trained"
 
@@ -453,21 +456,38 @@ def test_logged_means_of_nothing_are_json(tmp_path):
     assert history(made, "eval_turns_success") == [None]
 
 
-def test_evaluation_of_several_sets_and_best_model(tmp_path):
+@pytest.mark.parametrize(("judged", "best"), [("seen", 2), ("unseen", 3)])
+def test_evaluation_of_several_sets_and_best_model(tmp_path, judged, best):
+    """The sets disagree about the best step, and neither prefers the first or the last of four."""
+    solved = {"seen": (0, 2, 1, 1), "unseen": (1, 1, 2, 0)}  # of two tasks, after each step
+
+    def reply(uid, turn):
+        if policy.samplings[-1].temperature > 0:
+            return replies(("inventory", "look", "look", "look"), 2)(uid, turn)
+        _, split, task, *_ = uid.split("-")
+        return f"<action>{'inventory' if int(task) < solved[split][made.state.global_step - 1] else 'look'}</action>"
+
+    policy = tiny.ScriptedPolicy(reply)
     made, _ = scripted(
         tmp_path,
-        eval_dataset={"seen": rows(2), "unseen": rows(3)},
-        max_steps=2,
+        eval_dataset={name: rows(2, task_id=[f"{name}-0", f"{name}-1"]) for name in solved},
+        max_steps=4,
         eval_strategy="steps",
         eval_steps=1,
         save_strategy="steps",
         save_steps=1,
         load_best_model_at_end=True,
-        metric_for_best_model="eval_seen_success",
+        metric_for_best_model=f"eval_{judged}_success",
     )
+    tiny.use_policy(made, policy)
     made.train()
-    assert history(made, "eval_seen_success") and history(made, "eval_unseen_success")
-    assert made.state.best_metric == 1.0 and made.state.best_model_checkpoint is not None
+    for name, numbers in solved.items():
+        assert history(made, f"eval_{name}_success") == [number / 2 for number in numbers]
+    assert made.state.best_metric == 1.0
+    assert Path(made.state.best_model_checkpoint).name == f"checkpoint-{best}"
+    kept = {step: load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in (best, 4)}
+    assert all(torch.equal(value, made.model.get_parameter(name)) for name, value in kept[best].items())
+    assert any(not torch.equal(value, kept[4][name]) for name, value in kept[best].items())
 
 
 def test_same_seed_same_tasks_same_run(tmp_path):
@@ -526,12 +546,47 @@ def test_analyzer_that_fails_leaves_plain_grpo(tmp_path):
         assert torch.equal(value, made.model.get_parameter(name))
 
 
-@pytest.mark.parametrize("guidance", ["aligned", "random_success", "nearest_success", "generic_skill", "none"])
-@pytest.mark.parametrize("allocation", ["action", "token"])
-def test_constructions_and_allocations_run_on_the_household(tmp_path, guidance, allocation):
-    made = tiny.trainer(tmp_path, guidance=guidance, allocation=allocation, max_turns=3, max_steps=1)
+class Skilled(Script):
+    """With advice of its own."""
+
+    def generic_skill(self, family):
+        return "Look around before you take inventory."
+
+
+@pytest.fixture(scope="module")
+def plain_grpo(tmp_path_factory):
+    """Parameters after the step without guidance."""
+    made, _ = scripted(
+        tmp_path_factory.mktemp("plain"), ("inventory", "inventory", "look", "look"), environment_factory=Skilled,
+        guidance="none",
+    )  # fmt: skip
     made.train()
-    assert len(history(made, "loss")) == 1
+    return tiny.parameters(made)
+
+
+@pytest.mark.parametrize("guidance", ["aligned", "random_success", "nearest_success", "generic_skill"])
+@pytest.mark.parametrize("allocation", ["action", "token"])
+def test_constructions_and_allocations_move_credit_and_weights(tmp_path, plain_grpo, guidance, allocation):
+    """Two of four succeed: each trajectory is guided, its weights have the allocation's mean, the policy learns."""
+    made, _ = scripted(
+        tmp_path, ("inventory", "inventory", "look", "look"), environment_factory=Skilled, guidance=guidance,
+        allocation=allocation, weight_range=0.3,
+    )  # fmt: skip
+    made.train()
+    assert history(made, "guidance/coverage") == [1.0]
+    for record in read_records(tmp_path / "_trajectories"):
+        assert record.guidance.construction == guidance and record.guidance.text
+        credit, num_turns = record.credit, len(record.trajectory.turns)
+        assert not credit.fallback
+        weights = credit.weights
+        assert len(set(weights)) > 1 and all(0.7 <= weight <= 1.3 for weight in weights)
+        if allocation == "action":
+            assert credit.token_weights is None
+            assert math.fsum(weights) == pytest.approx(num_turns, abs=1e-9)
+        else:
+            flat = [weight for turn in credit.token_weights for weight in turn if weight is not None]
+            assert len(flat) > num_turns and math.fsum(flat) == pytest.approx(len(flat), abs=1e-9)
+    assert any(not torch.equal(plain_grpo[name], value) for name, value in tiny.parameters(made).items())
 
 
 def test_records_trace_every_weight_to_a_quote(tmp_path):
