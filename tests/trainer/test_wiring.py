@@ -388,6 +388,13 @@ OTHER: Mapping[str, Wire] = {
 }  # fmt: skip
 """Of a second one: they exclude something of the first."""
 
+TAUGHT: Mapping[str, Wire] = {
+    "method": Wire("opd", of("settings.recipe.name")),
+    "method_options": Wire({"weight": 0.5}, of("settings.recipe.distill.weight"), 0.5),
+    "teacher_model": Wire("a/teacher", of("played.teacher")),
+}
+"""Of a third one, with another method."""
+
 ELSEWHERE: Mapping[str, str] = {
     "test_config.py": "loss_type hub_private_repo",
     "test_precision.py": "bf16 fp16 use_cpu",
@@ -455,6 +462,22 @@ def other(tmp_path_factory):
     made.close()
 
 
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    values = {name: wire.value for name, wire in TAUGHT.items()}
+    loaded: dict[str, Any] = {}
+
+    def load(name, tokenizer, *, device):
+        loaded["teacher"] = name
+        return tiny.model(seed=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("taspo_trl.training.assembly.load_model", load)
+        made, _ = scripted(tmp_path_factory.mktemp("taught"), **values)
+        yield Stages(made, {}, [], loaded)
+        made.close()
+
+
 def check(wire: Wire, name: str, stages: Stages) -> None:
     default = FIELDS[name].default
     assert default is dataclasses.MISSING or wire.value != default, "a default shows nothing"
@@ -469,6 +492,11 @@ def test_option_reaches_its_stage(main, name):
 @pytest.mark.parametrize("name", OTHER)
 def test_option_that_excludes_others_reaches_its_stage(other, name):
     check(OTHER[name], name, other)
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_option_of_a_method_reaches_its_recipe(taught, name):
+    check(TAUGHT[name], name, taught)
 
 
 def test_the_model_s_window_reaches_rollout_and_scoring(main):
@@ -490,7 +518,7 @@ def test_every_honoured_option_has_a_row():
     own = {name for name in TASPOConfig.__annotations__ if name in FIELDS}
     under_conditions = {name for name, rule in NO_EFFECT.items() if rule.unless}
     honoured = own | HONOURED | under_conditions
-    rows_of = [*WIRES, *OTHER, *SEEN_ELSEWHERE, *THEIRS]
+    rows_of = [*WIRES, *OTHER, *TAUGHT, *SEEN_ELSEWHERE, *THEIRS]
     assert sorted(honoured - set(rows_of)) == [], "say in a table of this file where these options are seen"
     assert sorted(set(rows_of) - honoured) == []
     assert len(rows_of) == len(set(rows_of)), "one row for each option"
