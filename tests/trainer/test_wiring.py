@@ -123,7 +123,7 @@ def play(stages: Stages, patch: pytest.MonkeyPatch) -> None:
     """One rollout batch and one evaluation, with notes of what their stages are called with."""
     made, kept = stages.made, {}
     module = "taspo_trl.training.rollout_batch"
-    for name in ("plan_update", "plan_pairs", "group_advantages"):
+    for name in ("plan_update", "plan_pairs", "scaled_advantages"):
         patch.setattr(f"{module}.{name}", recorded(kept, name, getattr(taspo_trl.training.rollout_batch, name)))
     # Two successes, so that there is somebody to learn from.
     policy = tiny.ScriptedPolicy(replies(("inventory", "inventory", "look", "look"), 2))
@@ -341,7 +341,7 @@ WIRES: Mapping[str, Wire] = {
     "score_temperature": Wire(0.6, of("rule.temperature")),
     "weight_range": Wire(0.3, of("rule.weight_range")),
     "weight_step_size": Wire(0.2, of("rule.step_size")),
-    "scale_rewards": Wire("batch", lambda s: s.played["group_advantages"].args[1]),
+    "scale_rewards": Wire("batch", lambda s: s.played["scaled_advantages"].args[2]),
     # Update
     "micro_batch_tokens": Wire(2222, micro_batch_bounds, {2222}),
     "pad_to_multiple_of": Wire(16, of("maker.passes.pad_to_multiple_of")),
