@@ -133,7 +133,8 @@ def compare(model: Any, temperature: float = 1.0) -> Finding:
 def _refusal(name: str, what: str) -> str:
     return (
         f"{name} computes its logits in a way that TASPOTrainer does not reproduce: {what}. Its forward does more "
-        "than backbone, LM head, a factor and a soft cap, or minds padding on the right. Use another model class."
+        "than backbone, LM head, a factor and a soft cap, or minds padding on the right. Use another model class "
+        "(docs/models.md lists what passes)."
     )
 
 
