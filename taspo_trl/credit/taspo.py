@@ -108,10 +108,11 @@ class TurnWeights:
 
     Args:
         clip (`float`, *optional*, defaults to `2.0`), threshold (`float`, *optional*, defaults to `0.0`):
-            c and kappa of [`action_support`].
+            c and kappa of [`action_support`]; in training `shift_clip` and `shift_threshold`.
         temperature (`float`, *optional*, defaults to `0.5`), weight_range (`float`, *optional*, defaults to `0.4`), \
         step_size (`float`, *optional*):
-            tau, eps_w and eta of [`credit_weights`].
+            tau, eps_w and eta of [`credit_weights`]; in training `score_temperature`, `weight_range` and
+            `weight_step_size`.
         block (`str`, *optional*, defaults to `"aligned"`):
             Whose shifts are weighed.
     """
