@@ -183,6 +183,7 @@ WITHOUT_OUTSIDE_TEXT = {
     "training/checkpoint": "numbers and tensors of the run",
     "training/earlier_run": "moves files",
     "cli/": "prints what it has read",
+    "methods/cards": "prints the docstrings of the rules",
     "environments/": "indexes and data sets that were on the disk before",
     "reporting/hub": "copies files that were written",
     "viewer/write": "the text is made by viewer/page",
