@@ -86,7 +86,7 @@ _CELLS = [
     """
 import os, signal
 from transformers import TrainerCallback
-from tests.test_trainer import scripted
+from tests.trainer.test_trainer import scripted
 
 class Interrupt(TrainerCallback):
     is_armed = True

@@ -31,7 +31,7 @@ def rows() -> list[LossRow]:
 
 
 def pairs() -> list[PairedRow]:
-    return [PairedRow(row.ids, 6, (7, 8, 9)[: k % 4], row.positions[1:]) for k, row in enumerate(rows())]
+    return [PairedRow(row.ids, 6, ((7, 8, 9)[: k % 4],), row.positions[1:]) for k, row in enumerate(rows())]
 
 
 def loss_of(model, batch):
@@ -65,9 +65,10 @@ def main() -> None:
     # The shares differ in number of batches; zero rows and dummy batches keep the processes in step.
     everything = pairs()
     mine = everything[rank::world]
-    most = max(num_score_batches(everything[r::world], 30) for r in range(world))
+    counts = [num_score_batches(everything[r::world], 30) for r in range(world)]
+    most_of = {kind: max(one.get(kind, 0) for one in counts) for kind in {kind for one in counts for kind in one}}
     with torch.no_grad():
-        scored = score_pairs(model, mine, max_tokens=30, num_batches=most)
+        scored = score_pairs(model, mine, max_tokens=30, num_batches=most_of)
     share = rows()[rank::world]
     most = -(-len(rows()) // world)
     batches = [[row] for row in share] + [[EMPTY_ROW]] * (most - len(share))

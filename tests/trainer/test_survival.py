@@ -172,8 +172,8 @@ def poison(made, steps, value=float("nan")):
     """The advantages of the given optimizer steps become `value`."""
     collate = made.experience_maker.passes.collate
 
-    def poisoned(rows):
-        tensors = collate(rows)
+    def poisoned(rows, **keywords):
+        tensors = collate(rows, **keywords)
         if made.model.training and made.state.global_step + 1 in steps:
             tensors["advantages"] = torch.full_like(tensors["advantages"], value)
         return tensors
