@@ -346,8 +346,8 @@ def test_every_optimizer_step_weighs_the_same_also_at_the_end_of_an_epoch(tmp_pa
     backward, plain = made.accelerator.backward, made.experience_maker.passes.collate
     losses = {}
 
-    def collate(rows):
-        tensors = plain(rows)
+    def collate(rows, **keywords):
+        tensors = plain(rows, **keywords)
         return {**tensors, "advantages": torch.ones_like(tensors["advantages"])}
 
     def count(loss, **kwargs):
