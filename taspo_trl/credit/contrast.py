@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..types import Alternatives, Trajectory
-from .base import Batch, Guarantees, Needs, Ragged, Weighed, weigh_turns
-from .taspo import action_support, credit_weights, fallback_of
+from .base import Batch, Guarantees, Needs, Ragged, Weighed
+from .taspo import action_support, weigh_by_support
 
 
 Form = Literal["shift", "probability"]
@@ -105,20 +105,8 @@ class ContrastWeights:
         return Guarantees(bounds=bounds, mean_one="turns", identity_at_zero=False)
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
-        weights, supports, fallbacks = [], [], []
-        for t, outcome in zip(batch.trajectories, batch.outcome, strict=True):
-            supported = [self._support(batch, t, turn_idx) for turn_idx in range(len(t.turns))]
-            fallback = fallback_of(batch, t, outcome)
-            if not fallback and sum(d is not None for d in supported) < 2:
-                fallback = "fewer_than_two_scorable_turns"
-            supports.append(supported)
-            fallbacks.append(fallback)
-            weights.append(
-                [1.0] * len(t.turns)
-                if fallback
-                else credit_weights(supported, outcome, self.temperature, self.weight_range, self.step_size)
-            )
-        return weigh_turns(batch, advantages, weights, supports, fallbacks)
+        supports = [[self._support(batch, t, k) for k in range(len(t.turns))] for t in batch.trajectories]
+        return weigh_by_support(batch, advantages, supports, self.temperature, self.weight_range, self.step_size)
 
     def _support(self, batch: Batch, trajectory: Trajectory, turn_idx: int) -> float | None:
         alternatives = batch.alternatives.get((trajectory.uid, turn_idx))

@@ -133,20 +133,31 @@ class TurnWeights:
         return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns")
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
-        weights, supports, fallbacks = [], [], []
-        for t, outcome in zip(batch.trajectories, batch.outcome, strict=True):
-            supported = supports_of(batch, t, self.block, self.clip, self.threshold)
-            fallback = fallback_of(batch, t, outcome)
-            if not fallback and sum(d is not None for d in supported) < 2:
-                fallback = "fewer_than_two_scorable_turns"
-            supports.append(supported)
-            fallbacks.append(fallback)
-            weights.append(
-                [1.0] * len(t.turns)
-                if fallback
-                else credit_weights(supported, outcome, self.temperature, self.weight_range, self.step_size)
-            )
-        return weigh_turns(batch, advantages, weights, supports, fallbacks)
+        supports = [supports_of(batch, t, self.block, self.clip, self.threshold) for t in batch.trajectories]
+        return weigh_by_support(batch, advantages, supports, self.temperature, self.weight_range, self.step_size)
+
+
+def weigh_by_support(
+    batch: Batch,
+    advantages: Ragged,
+    supports: Sequence[Sequence[float | None]],
+    temperature: float,
+    weight_range: float,
+    step_size: float | None,
+) -> Weighed:
+    """E5 to E7 for every trajectory from the support of its turns, whatever form the support has."""
+    weights, fallbacks = [], []
+    for t, outcome, supported in zip(batch.trajectories, batch.outcome, supports, strict=True):
+        fallback = fallback_of(batch, t, outcome)
+        if not fallback and sum(d is not None for d in supported) < 2:
+            fallback = "fewer_than_two_scorable_turns"
+        fallbacks.append(fallback)
+        weights.append(
+            [1.0] * len(t.turns)
+            if fallback
+            else credit_weights(supported, outcome, temperature, weight_range, step_size)
+        )
+    return weigh_turns(batch, advantages, weights, supports, fallbacks)
 
 
 def supports_of(batch: Batch, trajectory: Trajectory, block: str, clip: float, threshold: float) -> list[float | None]:
