@@ -78,6 +78,7 @@ from .training.passes import PolicyPasses
 from .training.rollout_batch import ExperienceMaker, UpdateLayout
 from .training.sampler import EpochSampler
 from .training.saving import CheckpointWriter, write_state
+from .training.simulator import Simulator, check_simulator
 from .training.trl_logs import log_experience, pending_log, restore_pending_log
 
 
@@ -259,6 +260,7 @@ class TASPOTrainer(GRPOTrainer):
             undo.callback(self.environment_pool.close)
             columns = getattr(train_dataset, "column_names", None) or ()
             check_environments(self.environment_pool, self.chat_renderer, args, bool(functions), columns)
+            check_simulator(args, self.environment_pool, train_dataset or ())
             self.experience_maker = self._make_experience_maker(functions)
             undo.pop_all()
         self._environment_names = {
@@ -333,7 +335,10 @@ class TASPOTrainer(GRPOTrainer):
             distilling = Distilling(
                 recipe.distill, teacher, rollout, self._gather, args.mask_truncated_completions, window
             )
-        return ExperienceMaker(collector, guidance, passes, settings, teacher, distilling)
+        simulator = Simulator(recipe, collector)
+        return ExperienceMaker(
+            collector, guidance, passes, settings, teacher, distilling, simulator if simulator.is_asked else None
+        )
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         sampler: Any = super()._get_train_sampler(dataset)

@@ -64,6 +64,8 @@ class Needs:
             Advantage rules only: whether [`Batch.scores`] is read.
         alternatives (`bool`, *optional*, defaults to `False`):
             Whether [`Batch.alternatives`] is read: every admissible action of a turn is scored, too.
+        progress (`bool`, *optional*, defaults to `False`):
+            Whether [`Batch.progress`] is read, which the simulator alone knows: an oracle.
     """
 
     blocks: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ class Needs:
     values: int = 0
     final_scores: bool = False
     alternatives: bool = False
+    progress: bool = False
 
 
 _EQUAL = 1e-8
@@ -137,6 +140,9 @@ class Batch:
             (trajectory uid, t) -> V of the state before turn t (t = T_i: after the last action).
         alternatives (`Mapping[tuple[str, int], Alternatives]`, *optional*):
             (trajectory uid, t) -> the admissible actions of turn t, scored; a turn that lists none is not there.
+        progress (`Mapping[tuple[str, int], float]`, *optional*):
+            (trajectory uid, t) -> by how much the action of turn t brought the goal nearer, as the simulator knows it;
+            a turn of which it knows nothing is not there.
     """
 
     groups: tuple[TrajectoryGroup, ...]
@@ -148,6 +154,7 @@ class Batch:
     values: Mapping[tuple[str, int], float] = field(default_factory=dict)
     unguided: Mapping[str, str] = field(default_factory=dict)
     alternatives: Mapping[tuple[str, int], Alternatives] = field(default_factory=dict)
+    progress: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @cached_property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -447,6 +454,7 @@ def combined(*needs: Needs) -> Needs:
         values=max((one.values for one in needs), default=0),
         final_scores=any(one.final_scores for one in needs),
         alternatives=any(one.alternatives for one in needs),
+        progress=any(one.progress for one in needs),
     )
 
 

@@ -6,20 +6,17 @@ The published judge is a language model that reads the pairs around a turn; both
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..errors import ConfigurationError
 from ..types import Trajectory, Turn
-from .base import NOTHING, Batch, Needs, Ragged
+from .base import Batch, Needs, Ragged
 from .option_checks import check_choice, check_number
 
 
 Judge = Literal["text", "oracle"]
 Role = Literal["decisive", "exploration", "no_progress", "regression"]
-PlanLength = Callable[[Trajectory, int], float | None]
-"""(trajectory, t) -> actions that the shortest plan still takes before turn t, t = 0..T_i; None = not known."""
 
 ROLE_CREDIT: dict[Role, float] = {"decisive": 1.0, "exploration": 0.5, "no_progress": -0.1, "regression": -0.5}
 """c(role)."""
@@ -46,55 +43,47 @@ class Triage:
             `"text"` or `"oracle"`.
         strength (`float`, *optional*, defaults to `0.5`):
             lambda, not negative. The paper's value is not known; this one is ours.
-        plan_length (`Callable`, *optional*):
-            For the oracle: (trajectory, t) -> length of the shortest plan before turn t, for t = 0..T_i.
 
     Raises:
-        ConfigurationError: a value outside its range; an oracle without `plan_length`, or a text judge with it.
+        ConfigurationError: a value outside its range.
     """
 
     judge: Judge = "text"
     strength: float = 0.5
-    plan_length: PlanLength | None = None
 
     def __post_init__(self) -> None:
         check_choice("judge", self.judge, get_args(Judge), "'oracle' knows the simulator.")
         check_number("strength", self.strength, "[0, inf)", "0 leaves A_i alone.")
-        if (self.judge == "oracle") != (self.plan_length is not None):
-            raise ConfigurationError(
-                f"`judge` ({self.judge!r}) does not fit `plan_length` ({self.plan_length!r}): the oracle needs it, "
-                "from an environment whose episodes can be replayed, and the text judge must not see it. Take "
-                "judge='text' without it."
-            )
 
     @property
     def needs(self) -> Needs:
-        return NOTHING
+        return Needs(progress=self.judge == "oracle")
 
     def __call__(self, batch: Batch) -> Ragged:
         return [
-            [a + self.strength * self._credit(t, turn_idx) if t.is_usable else 0.0 for turn_idx in range(len(t.turns))]
+            [a + self.strength * self._credit(batch, t, k) if t.is_usable else 0.0 for k in range(len(t.turns))]
             for t, a in zip(batch.trajectories, batch.outcome, strict=True)
         ]
 
     def report(self, batch: Batch) -> dict[str, float]:
         """`credit/role/<role>`: share of the turns of usable trajectories that were judged so."""
-        roles = [self.role(t, turn_idx) for t in batch.trajectories if t.is_usable for turn_idx in range(len(t.turns))]
+        usable = [t for t in batch.trajectories if t.is_usable]
+        roles = [self.role(batch, t, turn_idx) for t in usable for turn_idx in range(len(t.turns))]
         return {f"credit/role/{role}": roles.count(role) / max(1, len(roles)) for role in ROLE_CREDIT}
 
-    def role(self, trajectory: Trajectory, turn_idx: int) -> Role | None:
+    def role(self, batch: Batch, trajectory: Trajectory, turn_idx: int) -> Role | None:
         """The role of one turn; None where the oracle does not know."""
-        if self.plan_length is None:
+        if self.judge == "text":
             return _role_in_text(trajectory, turn_idx)
-        before, after = self.plan_length(trajectory, turn_idx), self.plan_length(trajectory, turn_idx + 1)
-        if before is None or after is None:
+        gained = batch.progress.get((trajectory.uid, turn_idx))
+        if gained is None:
             return None
-        if before != after:
-            return "decisive" if after < before else "regression"
+        if gained != 0:
+            return "decisive" if gained > 0 else "regression"
         return "exploration" if _is_new(trajectory.turns[: turn_idx + 1]) else "no_progress"
 
-    def _credit(self, trajectory: Trajectory, turn_idx: int) -> float:
-        role = self.role(trajectory, turn_idx)
+    def _credit(self, batch: Batch, trajectory: Trajectory, turn_idx: int) -> float:
+        role = self.role(batch, trajectory, turn_idx)
         return 0.0 if role is None else ROLE_CREDIT[role]
 
 

@@ -30,11 +30,12 @@ def card(method: Method) -> str:
     options = [f"| `{name}` | `{value!r}` |" for name, value in method.options.items()]
     options += [f"| `{name}` of the configuration | |" for name in method.fields.values()]
     parts.append("\n".join(["| option | default |", "|---|---|", *options]) if options else "It has no options.")
+    cited = [f"[{paper.title or paper.name}]({paper.address})" for paper in method.papers]
     rows = [
         ("Needs", method.needs_words),
         ("Costs beyond GRPO", method.cost_words),
         ("Checked at every step", method.guarantee_words),
-        ("Cite", "; ".join(f"[{paper.title or paper.name}]({paper.address})" for paper in method.papers)),
+        ("Cite", "; ".join(cited) or "nobody; it is ours, and a control"),
     ]
     parts.append("\n".join(f"- {name}: {value}." for name, value in rows))
     return "\n\n".join(parts) + "\n"

@@ -76,7 +76,7 @@ class Method:
         line (`str`):
             What it does, in one line.
         papers (`tuple[Paper, ...]`):
-            Whom to cite.
+            Whom to cite; none for what is nobody's method.
         parts (`tuple[Part, ...]`, *optional*):
             Without an advantage A_i, without a weight A_it on every sampled token.
         state_keys (`bool`, *optional*, defaults to `False`):
@@ -190,6 +190,8 @@ def needs_in_words(needs: Needs, contexts: tuple[str, ...] = ()) -> str:
         found.append("a state key")
     if needs.values:
         found.append(f"{needs.values} continuations from each state")
+    if needs.progress:
+        found.append("the simulator's own progress: an oracle")
     return "; ".join(found) or "nothing"
 
 
@@ -225,6 +227,8 @@ def cost_in_words(needs: Needs) -> str:
         found.append("more episodes, played on")
     if needs.state_key:
         found.append("hashing")
+    if needs.progress:
+        found.append("episodes replayed where the environment's answers tell no progress")
     return "; ".join(found) or "nothing"
 
 

@@ -15,6 +15,7 @@ from ..credit.grsd import GRSD
 from ..credit.hcapo import HCAPO
 from ..credit.hgpo import HGPO
 from ..credit.opid import OPID
+from ..credit.oracle import OracleWeights
 from ..credit.rloo import RLOO
 from ..credit.rlsd import RLSD
 from ..credit.serl import SERL
@@ -48,7 +49,7 @@ class TASPO(Method):
         return (Part("weight", TokenWeights),) if is_by_token else self.parts
 
 
-def _method(name: str, line: str, *parts: Part, cites: str | tuple[str, ...], **more: Any) -> Method:
+def _method(name: str, line: str, *parts: Part, cites: str | tuple[str, ...] = (), **more: Any) -> Method:
     names = (cites,) if isinstance(cites, str) else cites
     return Method(name, line, tuple(PAPERS[one] for one in names), parts, **more)
 
@@ -111,9 +112,10 @@ _ADVANTAGES = (
     _method(
         "triage",
         "each turn's role in the episode moves its advantage up or down",
-        Part("advantage", Triage, hidden=("plan_length",)),
+        Part("advantage", Triage),
         cites="TRIAGE",
-        note="A rule stands in for the paper's judge, a language model; its lambda is ours.",
+        note="A rule stands in for the paper's judge, a language model; its lambda is ours. `judge='oracle'` "
+        "knows the simulator: an oracle.",
     ),
 )
 
@@ -255,10 +257,33 @@ _DISTILLATION = (
     ),
 )
 
+_CONTROLS = (
+    _method(
+        "oracle",
+        "turns weigh by the progress that the simulator knows of (an oracle, no method)",
+        Part("weight", OracleWeights, hidden=("shuffled",), renamed={"weight_range": "range"}),
+        note="No method: it sees what only the simulator knows. It tells how much any weights of this range could "
+        "gain in a world, before that is asked of a method. Refused where the environment has no `oracle_plan()` "
+        'and tells no `info["progress"]`.',
+    ),
+    _method(
+        "placebo",
+        "the weights of `oracle`, shuffled inside each trajectory (a placebo, no method)",
+        Part(
+            "weight",
+            partial(OracleWeights, shuffled=True),
+            hidden=("shuffled",),
+            renamed={"weight_range": "range"},
+        ),
+        note="No method: the control of `oracle`, with the same weights on random turns.",
+    ),
+)
+
 GROUPS: Mapping[str, tuple[Method, ...]] = {
     "Advantages": _ADVANTAGES,
     "Weights": _WEIGHTS,
     "Distillation terms": _DISTILLATION,
+    "Controls": _CONTROLS,
 }
 """Kind -> its methods."""
 METHODS: Mapping[str, Method] = {one.name: one for group in GROUPS.values() for one in group}

@@ -1,17 +1,15 @@
-"""The simulator's own plan before each turn of a played episode, found by playing it again. An oracle."""
+"""What only the simulator knows of the turns of a played episode: its own plans, and the progress they tell."""
 
 from __future__ import annotations
 
-import logging
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..environments.base import TextEnvironment, call
+from ..environments.base import TextEnvironment, attribute
 from ..errors import ConfigurationError
 from ..types import Trajectory
-
-
-logger = logging.getLogger(__name__)
+from .replay import states_told
 
 
 class PlanOracle:
@@ -34,28 +32,45 @@ class PlanOracle:
             environment = factory()
             kind = type(environment)
             environment.close()
-            if getattr(kind, "oracle_plan", TextEnvironment.oracle_plan) is TextEnvironment.oracle_plan:
+            if not knows_plans(environment):
                 raise ConfigurationError(
                     f"`oracle_plan` shows the simulator's own plans, and `{kind.__name__}` knows none. Give the class "
                     "an `oracle_plan()`, or take another privileged context."
                 )
 
     def __call__(self, trajectory: Trajectory) -> list[list[str] | None]:
-        plans: list[list[str] | None] = [None] * len(trajectory.turns)
-        if trajectory.seed is None:
-            return plans
-        environment = self._factories[trajectory.environment]()
-        try:
-            result: Any = call(environment, "reset", {**trajectory.task, "seed": trajectory.seed})
-            for t, turn in enumerate(trajectory.turns):
-                if result.observation != turn.observation:
-                    break
-                plans[t] = environment.oracle_plan()
-                if t + 1 < len(trajectory.turns):
-                    result = call(environment, "step", {"action": turn.action})
-        except Exception as error:
-            # What a world does wrong costs the turns that it cannot tell of, not the step.
-            logger.warning("No plans for the rest of episode %s: %s: %s.", trajectory.uid, type(error).__name__, error)
-        finally:
-            environment.close()
-        return plans
+        factory = self._factories[trajectory.environment]
+        return states_told(trajectory, factory, lambda world: world.oracle_plan())[: len(trajectory.turns)]
+
+
+def knows_plans(environment: Any) -> bool:
+    """Whether the class of an environment has an `oracle_plan()` of its own."""
+    own = getattr(type(environment), "oracle_plan", TextEnvironment.oracle_plan)
+    return own is not TextEnvironment.oracle_plan
+
+
+def progress_told(trajectory: Trajectory, factory: Callable[[], Any]) -> list[float | None]:
+    """By how much each action brought the goal nearer; None for a turn of which nothing exact is known.
+
+    What the environment's answers told when the episode was played (`info["progress"]`). Where they told nothing, the
+    actions that each turn saved of the environment's plan, found by playing the episode again.
+
+    Args:
+        trajectory (`Trajectory`):
+            The episode.
+        factory (`Callable`):
+            Makes an instance of its environment.
+    """
+    told = [turn.progress for turn in trajectory.turns]
+    if any(one is not None for one in told):
+        return told
+    lengths = states_told(trajectory, factory, _plan_length)
+    return [
+        None if before is None or after is None else float(before - after)
+        for before, after in itertools.pairwise(lengths)
+    ]
+
+
+def _plan_length(world: Any) -> int | None:
+    plan = attribute(world, "oracle_plan")()
+    return None if plan is None else len(plan)

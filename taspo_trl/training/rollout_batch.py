@@ -31,6 +31,7 @@ from ..types import Credit, ReplyScore, Trajectory
 from .checkpoint import Buffer
 from .distilling import Distilling
 from .passes import PolicyPasses
+from .simulator import Simulator
 
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,8 @@ class ExperienceMaker:
     """Who plays the guided branch, where it is not the policy itself."""
     distilling: Distilling | None = None
     """Where the method has a distillation term."""
+    simulator: Simulator | None = None
+    """Where the method asks for what only the simulator knows."""
 
     def make(
         self,
@@ -179,6 +182,9 @@ class ExperienceMaker:
                 num_steps=num_steps,
                 state_key=state_key(self.settings.recipe.state_key),
             )
+            if self.simulator is not None:
+                with _timed(seconds, "time/simulator"):
+                    batch = self.simulator.told(batch)
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):

@@ -6,12 +6,12 @@ The episode is replayed from its row, seed and actions, and refused when the wor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..environments.answers import finite_number
-from ..environments.base import ResetResult, StepResult, attribute, call
-from ..errors import ReplayError
+from ..environments.base import ResetResult, StepResult, attribute
+from ..rollout.replay import replay
 from ..types import Trajectory
 
 
@@ -44,7 +44,7 @@ def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str |
             if name not in environments:
                 environments[name] = factories[name]()
             environment = environments[name]
-            states = [_nearness(environment, result) for result in _replay(trajectory, environment)]
+            states = [_nearness(environment, result) for result in replay(trajectory, environment)]
             for t, (before, after) in enumerate(itertools.pairwise(states)):
                 if before is not None and after is not None and before[0] == after[0]:
                     labels[trajectory.uid, t] = after[1] - before[1]
@@ -52,41 +52,6 @@ def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str |
         for environment in environments.values():
             environment.close()
     return labels
-
-
-def _replay(trajectory: Trajectory, environment: Any) -> Iterator[Any]:
-    """The environment's answers before each turn and after the last; it stands in that state at each of them."""
-    if trajectory.seed is None:
-        raise ReplayError(f"Episode {trajectory.uid} was recorded without its seed, so it cannot be replayed.")
-    result: Any = _answer(trajectory, environment, "reset", {**trajectory.task, "seed": trajectory.seed})
-    yield result
-    for t, turn in enumerate(trajectory.turns):
-        check_text(trajectory, t, turn.observation, result.observation)
-        if t == len(trajectory.turns) - 1 and trajectory.stop_reason.is_infrastructure:
-            break
-        result = _answer(trajectory, environment, "step", {"action": turn.action})
-        check_text(trajectory, t + 1, turn.next_observation, result.observation)
-        yield result
-
-
-def _answer(trajectory: Trajectory, environment: Any, method: str, arguments: dict[str, Any]) -> Any:
-    try:
-        return call(environment, method, arguments)
-    except Exception as error:
-        raise ReplayError(f"Episode {trajectory.uid} cannot be replayed: {type(error).__name__}: {error}") from error
-
-
-def check_text(trajectory: Trajectory, state: int, recorded: str, replayed: str) -> None:
-    """Refuse a world that answers with another text than the recorded one.
-
-    Raises:
-        ReplayError: it does.
-    """
-    if recorded != replayed:
-        raise ReplayError(
-            f"Episode {trajectory.uid} does not replay: before turn {state} the record says {recorded[:120]!r}, and "
-            f"the same row, seed and actions now give {replayed[:120]!r}. Its turns cannot be labelled."
-        )
 
 
 def _nearness(environment: Any, result: ResetResult | StepResult) -> tuple[str, float] | None:

@@ -19,7 +19,7 @@ from ..guidance.stage import GuidanceStage, Wanted
 from ..rollout.advantages import group_advantages
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
-from ..rollout.plans import PlanOracle
+from ..rollout.plans import PlanOracle, progress_told
 from ..rollout.rewards import RewardSettings, score_group
 from ..rollout.tasks import plan_groups
 from ..seeds import derive_seed
@@ -112,7 +112,7 @@ def guide_and_score(
             As in training.
 
     Raises:
-        ConfigurationError: no construction makes a block.
+        ConfigurationError: no construction makes a block, or progress is needed and no world tells any.
     """
     from ..scoring.alternatives import score_alternatives
     from ..scoring.pairs import ScoreScope
@@ -163,5 +163,19 @@ def guide_and_score(
         scores,
         unguided={uid: one.abstain_reason for uid, one in guidance.items() if not one},
         alternatives=alternatives,
+        progress=_progress(trajectories, factories) if needs.progress else {},
     )
     return ScoredGroups(batch, guidance, seconds, num_calls, num_tokens)
+
+
+def _progress(
+    trajectories: Sequence[Trajectory], factories: Mapping[str | None, Callable[[], Any]]
+) -> dict[tuple[str, int], float]:
+    told = {t.uid: progress_told(t, factories[t.environment]) for t in trajectories if t.is_usable}
+    found = {(uid, k): one for uid, row in told.items() for k, one in enumerate(row) if one is not None}
+    if not found:
+        raise ConfigurationError(
+            'The environment has no `oracle_plan()` and tells no `info["progress"]`, which an oracle and its placebo '
+            "weigh turns by. Leave these methods out."
+        )
+    return found

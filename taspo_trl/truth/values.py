@@ -22,11 +22,12 @@ from ..generation import Engine, SamplingSettings
 from ..redaction import without_secrets
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
+from ..rollout.replay import check_text
 from ..rollout.tasks import EpisodeSpec
 from ..seeds import derive_seed
 from ..types import Trajectory
 from .forced import ForcedPrefixes
-from .progress import Labels, check_text
+from .progress import Labels
 
 
 State = tuple[str, int]

@@ -1,6 +1,7 @@
 """What every advantage rule promises, whatever the batch: order, unusable episodes, other groups, flat groups."""
 
 import dataclasses
+import itertools
 import math
 import random
 
@@ -21,9 +22,16 @@ from taspo_trl.types import StopReason
 from tests.credit import drawn, toy
 
 
-def plan_length(trajectory, turn_idx):
-    """A made-up plan that hangs on the state alone, not known in one of them."""
-    return {"s0": 3.0, "s1": 2.0, "s2": 1.0}.get(toy.observation(trajectory, turn_idx))
+def progress(batch):
+    """What a made-up plan tells that hangs on the state alone, not known in one of them."""
+    lengths = {"s0": 3.0, "s1": 2.0, "s2": 1.0}
+    found = {}
+    for t in (one for one in batch.trajectories if one.is_usable):
+        states = [lengths.get(toy.observation(t, k)) for k in range(len(t.turns) + 1)]
+        for k, (before, after) in enumerate(itertools.pairwise(states)):
+            if before is not None and after is not None:
+                found[t.uid, k] = before - after
+    return found
 
 
 RULES = {
@@ -44,7 +52,7 @@ RULES = {
     "hcapo": HCAPO(),
     "hcapo smooth": HCAPO(smoothing=True),
     "triage text": Triage(),
-    "triage oracle": Triage(judge="oracle", plan_length=plan_length),
+    "triage oracle": Triage(judge="oracle"),
 }
 MAY_FLIP = {name for name in RULES if name.startswith(("gigpo", "pace_q", "hgpo", "graphgpo", "hcapo", "triage"))}
 MOVES_FLAT = MAY_FLIP
@@ -57,6 +65,7 @@ few = settings(max_examples=40, deadline=None)
 def run(name, *groups, **fields):
     """uid -> A_it of each turn."""
     batch = drawn.hindsight(toy.batch(*groups, **fields))
+    batch = dataclasses.replace(batch, progress=progress(batch))
     values = RULES[name](batch)
     return {t.uid: row for t, row in zip(batch.trajectories, values, strict=True)}
 

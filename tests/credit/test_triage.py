@@ -21,9 +21,8 @@ def steps(*pairs, task="Put a clean mug in a cabinet."):
     return trajectory(turns, task_text=task)
 
 
-def roles(episode, rule=None):
-    rule = rule or Triage()
-    return [rule.role(episode, t) for t in range(len(episode.turns))]
+def roles(episode):
+    return [Triage().role(toy.batch(toy.group(episode)), episode, t) for t in range(len(episode.turns))]
 
 
 def test_the_text_judge_reads_an_episode():
@@ -71,16 +70,14 @@ def test_the_window_is_five_pairs():
     assert roles(steps(again, *filler, again))[-1] == "exploration"
 
 
-def plan(*lengths):
-    return lambda trajectory, t: lengths[t]
-
-
-def test_the_oracle_judges_by_the_plan():
+def test_the_oracle_judges_by_the_progress():
     episode = steps(("A", "x"), ("B", "x"), ("C", "y"), ("D", "z"), ("E", "w"), ("F", "v"))
-    rule = Triage(judge="oracle", plan_length=plan(4, 3, 3, 3, 5, None, 5))
-    assert roles(episode, rule) == ["decisive", "no_progress", "exploration", "regression", None, None]
-    batch = toy.batch(toy.group(episode))
+    told = {("t", 0): 1.0, ("t", 1): 0.0, ("t", 2): 0.0, ("t", 3): -2.0}
+    batch, rule = toy.batch(toy.group(episode), progress=told), Triage(judge="oracle")
+    found = [rule.role(batch, episode, t) for t in range(6)]
+    assert found == ["decisive", "no_progress", "exploration", "regression", None, None]
     assert rule(batch) == [pytest.approx([0.5, -0.05, 0.25, -0.25, 0.0, 0.0], abs=1e-12)]
+    assert rule.needs.progress and not Triage().needs.progress
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_the_oracle_judges_by_the_plan():
     [(0.865875, "regression", 0.615875), (-0.865875, "decisive", -0.365875), (0.0, "no_progress", -0.05)],
 )
 def test_a_role_moves_the_advantage(monkeypatch, outcome, role, expected):
-    monkeypatch.setattr(Triage, "role", lambda self, trajectory, t: role)
+    monkeypatch.setattr(Triage, "role", lambda self, batch, trajectory, t: role)
     batch = toy.batch(toy.group(toy.play("a", ("s0", "A", "s1"))), outcome=(outcome,))
     assert Triage()(batch) == [[pytest.approx(expected, abs=1e-12)]]
     assert Triage(strength=0.0)(batch) == [[outcome]]
@@ -124,8 +121,6 @@ def test_report_counts_roles_of_usable_episodes():
     [
         ({"judge": "llm"}, "`judge` must be one of 'text', 'oracle', got 'llm'"),
         ({"strength": math.inf}, "strength"),
-        ({"judge": "oracle"}, r"`judge` \('oracle'\) does not fit `plan_length` \(None\).*judge='text'"),
-        ({"plan_length": plan(1)}, r"`judge` \('text'\) does not fit"),
     ],
 )
 def test_impossible_options_are_refused(options, match):

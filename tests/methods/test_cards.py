@@ -16,10 +16,11 @@ PAPER = [
     "turnsight", "factor", "taspo_factor", "sdar", "opsd", "opsd_sdar", "opd", "grpo_opsd",
     "grpo_opsd_sdar", "sdpo", "grpo_sdpo", "skillsd",
 ]  # fmt: skip
+CONTROLS = ["oracle", "placebo"]
 
 
 def test_every_method_of_the_papers_is_there_once():
-    assert sorted(METHODS) == sorted(PAPER)
+    assert sorted(METHODS) == sorted(PAPER + CONTROLS)
     assert [one.name for group in GROUPS.values() for one in group] == list(METHODS)
 
 
@@ -38,6 +39,8 @@ def test_a_card_says_what_a_reader_asks(name):
         assert f"| `{option}`" in text
     for paper in method.papers:
         assert paper.address in text
+    assert bool(method.papers) != (name in CONTROLS)
+    assert name not in CONTROLS or f"a{'n' if name == 'oracle' else ''} {name}, no method" in text
     for heading in ("Needs", "Costs beyond GRPO", "Checked at every step", "Cite"):
         assert f"\n- {heading}: " in text
     assert max(map(len, method.line.split("\n"))) <= 100
@@ -54,6 +57,7 @@ def test_words_follow_from_needs_and_guarantees():
     assert "another sign than A_i" in METHODS["gigpo"].guarantee_words
     assert "another sign" not in METHODS["rloo"].guarantee_words
     assert "a loss of its own" in METHODS["sdpo"].guarantee_words
+    assert "an oracle" in METHODS["oracle"].needs_words and "an oracle" not in METHODS["triage"].needs_words
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -83,6 +87,6 @@ BRANCHES = {"opid": 2, "turnsight": 3, "taspo_factor": 2}
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_asks_for_more_branches_than_it_is_described_with(name):
     needs = METHODS[name].usual.needs
-    plain = name in [one.name for one in GROUPS["Advantages"] if one.name != "hcapo"] or name == "opd"
+    plain = name in [one.name for one in GROUPS["Advantages"] if one.name != "hcapo"] or name in ("opd", *CONTROLS)
     assert len(needs.blocks) == (0 if plain else BRANCHES.get(name, 1))
     assert needs.plain_only == (name == "opd") and needs.values == 0

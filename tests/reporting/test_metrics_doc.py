@@ -30,6 +30,7 @@ ONLY_WITH_A_METHOD = {
     "credit/singleton_turns",
     "credit/without_peer",
     "distill/loss",
+    "time/simulator",
 }
 """Those of methods other than TASPO: `tests/methods/test_training.py` logs them."""
 OWN_NAMES = {"user/metric"}
