@@ -40,7 +40,8 @@ class TASPOConfig(GRPOConfig):
         history_length (`int`, *optional*):
             Past turns that a window prompt shows. If `None`, the environment's own number.
         max_turns (`int`, *optional*):
-            Turns of an episode. If `None`, the environment's own number.
+            Turns of an episode. If `None`, TRL's `max_tool_calling_iterations` plus one (the reply after the last
+            result), and without that the environment's own number.
         max_prompt_length (`int`, *optional*):
             Tokens of one prompt. Over-long prompts lose their oldest history first, then the middle of the
             observation; never the task or the instruction. If `None`, the model's window.
@@ -220,7 +221,8 @@ class TASPOConfig(GRPOConfig):
     max_turns: int | None = field(
         default=None,
         metadata={
-            "help": "Turns of an episode (paper: ALFWorld 50, WebShop 15, Search-QA 4). If `None`, the environment's."
+            "help": "Turns of an episode (paper: ALFWorld 50, WebShop 15, Search-QA 4). If `None`, "
+            "`max_tool_calling_iterations` plus one, else the environment's."
         },
     )
     max_prompt_length: int | None = field(
@@ -473,6 +475,7 @@ class TASPOConfig(GRPOConfig):
         check_choices(values, self._own_choices())
         check_ranges(values)
         check_options(values)
+        self._count_turns()
         for name, value in values.items():
             if isinstance(value, str) and "://" in value and holds_secret(value):  # not shown, for that reason
                 raise ConfigurationError(
@@ -508,6 +511,19 @@ class TASPOConfig(GRPOConfig):
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _count_turns(self) -> None:
+        """`max_turns` from TRL's name for it: so many rounds of tools, and the reply after the last."""
+        if self.max_tool_calling_iterations is None:
+            return
+        turns = self.max_tool_calling_iterations + 1
+        if self.max_turns is not None and self.max_turns != turns:
+            raise ConfigurationError(
+                f"`max_turns={self.max_turns}` and `max_tool_calling_iterations={self.max_tool_calling_iterations}` "
+                f"say different things: the latter is TRL's name for `max_turns={turns}`, since a reply follows the "
+                "last result. Leave one of them out."
+            )
+        self.max_turns = turns
 
     def _choose_method(self, values: dict[str, Any]) -> None:
         """What is unset comes from the method, so that every reader of the configuration sees what is used."""

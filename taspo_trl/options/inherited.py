@@ -56,7 +56,8 @@ HONOURED = frozenset(
     num_iterations epsilon delta epsilon_high reward_weights scale_rewards mask_truncated_completions
     sync_ref_model ref_model_mixup_alpha ref_model_sync_steps entropy_coef use_bias_correction_kl
     log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo use_vllm
-    """.split()  # noqa: SIM905 - a list of 127 quoted names would be three pages
+    max_tool_calling_iterations
+    """.split()  # noqa: SIM905 - a list of 128 quoted names would be three pages
 )
 
 _ONLY_GRPO = "it belongs to another `loss_type`"
@@ -139,7 +140,6 @@ REFUSED: Mapping[str, Refused] = {
     "repetition_penalty": Refused(
         "log-probabilities are scored without it, so the policy that acts would not be the policy that learns.", (1.0,)
     ),
-    "max_tool_calling_iterations": Refused("the limit on turns is `max_turns`.", (None,)),
     "router_aux_loss_coef": Refused(
         "the load-balancing loss of mixture-of-experts models is not part of the objective. Set it to 0.0.",
         (None, 0.0),

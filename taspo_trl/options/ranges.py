@@ -20,6 +20,7 @@ _NOT_NEGATIVE: _Range = (lambda value: value >= 0, "not negative")
 RANGES: Mapping[str, _Range] = {
     "max_completion_length": _AT_LEAST_ONE,
     "max_turns": _AT_LEAST_ONE_OR_NONE,
+    "max_tool_calling_iterations": _AT_LEAST_ONE_OR_NONE,
     "max_prompt_length": _AT_LEAST_ONE_OR_NONE,
     "max_episode_tokens": _AT_LEAST_ONE_OR_NONE,
     "history_length": (lambda value: value is None or value >= 0, "not negative, or None"),

@@ -105,7 +105,6 @@ def test_unknown_names_and_honoured_values_pass():
         ({"multi_objective_aggregation": "normalize_then_sum"}, "one advantage"),
         ({"torch_compile": True}, "compiled anew"),
         ({"neftune_noise_alpha": 5.0}, "bias every ratio"),
-        ({"max_tool_calling_iterations": 3}, "max_turns"),
         ({"auto_find_batch_size": True}, "micro_batch_tokens"),
         ({"remove_unused_columns": True}, "columns are the task"),
     ],
@@ -119,3 +118,15 @@ def test_configuration_refuses_at_construction(tmp_path, values, reason):
 def test_configuration_warns_at_construction(tmp_path):
     with pytest.warns(UserWarning, match="`length_column_name='n'` has no effect"):
         TASPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, length_column_name="n")
+
+
+def test_trl_s_limit_on_rounds_of_tools_is_a_limit_on_turns(tmp_path):
+    """So many rounds, and the reply after the last result; the other name may only say the same."""
+
+    def made(**values):
+        return TASPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **values)
+
+    config = made(max_tool_calling_iterations=5)
+    assert config.max_turns == 6 and made(max_tool_calling_iterations=5, max_turns=6) and made().max_turns is None
+    with pytest.raises(ConfigurationError, match="`max_turns=5` and `max_tool_calling_iterations=5`.*Leave one"):
+        made(max_tool_calling_iterations=5, max_turns=5)
