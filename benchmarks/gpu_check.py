@@ -188,7 +188,7 @@ def run(scale: Scale, device: torch.device, is_guided: bool, steps: int) -> dict
     if device.type == "cuda":
         torch.cuda.empty_cache()
     names = ("time/rollout", "time/scoring", "time/update", "tokens/prompt", "tokens/reply", "prompts/mean_length",
-             "completions/mean_length", "guidance/coverage_all", "credit/scorable_share")  # fmt: skip
+             "replies/mean_length", "guidance/coverage_all", "credit/scorable_share")  # fmt: skip
     found = {name: statistics.median(e[name] for e in entries if name in e) for name in names if name in entries[0]}
     return {"step": statistics.median(clock.seconds), "steps": clock.seconds, "peak_bytes": peak, **found}
 
@@ -201,15 +201,15 @@ def bench_steps(scale: Scale, device: torch.device, steps: int, rounds: int) -> 
             done.append(run(scale, device, name == "taspo", steps))
     ratios = [t["step"] / g["step"] for t, g in zip(runs["taspo"], runs["grpo"], strict=True)]
     taspo = runs["taspo"][-1]
-    row = taspo["prompts/mean_length"] + taspo["completions/mean_length"]
-    rows = taspo["tokens/reply"] / taspo["completions/mean_length"]
+    row = taspo["prompts/mean_length"] + taspo["replies/mean_length"]
+    rows = taspo["tokens/reply"] / taspo["replies/mean_length"]
     return {
         "step_ratio_median": statistics.median(ratios),
         "step_ratio_range": [min(ratios), max(ratios)],
         "sampled_tokens_per_second": taspo["tokens/reply"] / taspo["time/rollout"],
         "update_tokens_per_second": rows * row / taspo["time/update"],
         "peak_gib": {name: gib(max_of(done, "peak_bytes")) for name, done in runs.items()},
-        "doctor_estimate_gib": gib(estimated_peak(scale, row, taspo["completions/mean_length"])),
+        "doctor_estimate_gib": gib(estimated_peak(scale, row, taspo["replies/mean_length"])),
         "runs": runs,
     }
 

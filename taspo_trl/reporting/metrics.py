@@ -89,7 +89,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     usable = [t for t in trajectories if t.is_usable]
     turns = [turn for t in trajectories for turn in t.turns]
     replies = [len(turn.reply_ids) for turn in turns]
-    ended = [len(turn.reply_ids) for turn in turns if turn.finish_reason is FinishReason.STOP]
+    cut = [turn.finish_reason is FinishReason.LENGTH for turn in turns]
+    # What TRL calls a completion is the whole episode: its sampled tokens, and whether the last of them is an end.
+    episodes = [t for t in trajectories if t.turns]
+    sampled = [sum(len(turn.reply_ids) for turn in t.turns) for t in episodes]
+    is_cut = [t.turns[-1].finish_reason is FinishReason.LENGTH for t in episodes]
     values: dict[str, float] = {
         "success": _mean([float(t.success) for t in usable]),
         "reward": _mean([t.reward for t in usable]),
@@ -103,13 +107,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "actions/unlocated_share": _mean([float(not any(turn.action_mask)) for turn in turns]),
         "prompts/cut_share": _mean([float(turn.prompt_cuts > 0) for turn in turns]),
         "prompts/mean_length": _mean([len(turn.prompt_ids) for turn in turns]),
-        "completions/mean_length": _mean(replies),
-        "completions/min_length": float(min(replies, default=0)),
-        "completions/max_length": float(max(replies, default=0)),
-        "completions/clipped_ratio": _mean([float(turn.finish_reason is FinishReason.LENGTH) for turn in turns]),
-        "completions/mean_terminated_length": _mean(ended),
-        "completions/min_terminated_length": float(min(ended, default=0)),
-        "completions/max_terminated_length": float(max(ended, default=0)),
+        **_lengths("replies", replies, cut),
+        **_lengths("completions", sampled, is_cut),
         "episodes/failed_share": _mean([float(not t.is_usable) for t in trajectories]),
         "tokens/prompt": float(sum(len(turn.prompt_ids) for turn in turns)),
         "tokens/reply": float(sum(replies)),
@@ -126,6 +125,32 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         for family in families:
             values[f"success/{family}"] = _mean([float(t.success) for t in usable if t.family == family])
     return values
+
+
+def _lengths(name: str, lengths: Sequence[int], is_cut: Sequence[bool]) -> dict[str, float]:
+    """TRL's seven numbers about the lengths of completions, for whatever `name` says."""
+    ended = [length for length, was_cut in zip(lengths, is_cut, strict=True) if not was_cut]
+    return {
+        f"{name}/mean_length": _mean(lengths),
+        f"{name}/min_length": float(min(lengths, default=0)),
+        f"{name}/max_length": float(max(lengths, default=0)),
+        f"{name}/clipped_ratio": _mean([float(was_cut) for was_cut in is_cut]),
+        f"{name}/mean_terminated_length": _mean(ended),
+        f"{name}/min_terminated_length": float(min(ended, default=0)),
+        f"{name}/max_terminated_length": float(max(ended, default=0)),
+    }
+
+
+def tokens_seen(trajectory: Trajectory) -> int:
+    """What TRL counts in `num_tokens`: prompts and sampled tokens. A prompt that goes on from the one before it and its
+    reply is the same growing chat, whose prompt counts once and whose observations do not."""
+    count, earlier = 0, None
+    for turn in trajectory.turns:
+        if earlier is None or turn.prompt_ids[: len(earlier)] != earlier:
+            count += len(turn.prompt_ids)
+        earlier = turn.prompt_ids + turn.reply_ids
+        count += len(turn.reply_ids)
+    return count
 
 
 def group_metrics(flat_G: Sequence[bool], num_usable_G: Sequence[int]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from ..redaction import redactor, without_secrets
-from ..reporting.metrics import COUNTS
+from ..reporting.metrics import COUNTS, tokens_seen
 from ..rollout.rewards import conversation_of
 from .nonfinite import finite_or_nan
 from .rollout_batch import Experience
@@ -21,7 +21,7 @@ def log_experience(
         experience (`Experience`):
             The rollout batch.
         state ([`~transformers.TrainerState`]):
-            Its `num_input_tokens_seen` is advanced by the tokens of every turn, prompts included.
+            Its `num_input_tokens_seen` is advanced by what TRL counts: [`~taspo_trl.reporting.metrics.tokens_seen`].
         metrics (`MutableMapping[str, list[float]]`):
             TRL's `_metrics["train"]`.
         logs (`MutableMapping[str, Any]`):
@@ -36,9 +36,7 @@ def log_experience(
         elif name in experience.metrics:
             metrics[name].append(finite_or_nan(experience.metrics[name]))
     trajectories = [member for one in experience.collected for member in one.group.trajectories]
-    state.num_input_tokens_seen += sum(
-        len(turn.prompt_ids) + len(turn.reply_ids) for t in trajectories for turn in t.turns
-    )
+    state.num_input_tokens_seen += sum(map(tokens_seen, trajectories))
     metrics["num_tokens"] = [state.num_input_tokens_seen]
     # A column that an earlier batch had and this one lacks is filled up: TRL's table takes the last rows of each.
     redact = redactor()

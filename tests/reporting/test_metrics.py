@@ -14,6 +14,7 @@ from taspo_trl.reporting.metrics import (
     guidance_metrics,
     rollout_metrics,
     rollout_report,
+    tokens_seen,
     update_metrics,
 )
 from taspo_trl.rollout.groups import CollectedGroup
@@ -74,13 +75,21 @@ def test_outcomes_count_usable_episodes_and_tokens_count_all():
         "actions/unlocated_share": 2 / 6,
         "prompts/cut_share": 1 / 6,
         "prompts/mean_length": (2 + 4 + 2 + 2 + 2 + 1) / 6,
-        "completions/mean_length": (3 + 1 + 0 + 2 + 2 + 1) / 6,
-        "completions/min_length": 0.0,
-        "completions/max_length": 3.0,
-        "completions/clipped_ratio": 1 / 6,
-        "completions/mean_terminated_length": (3 + 0 + 2 + 2 + 1) / 5,
-        "completions/min_terminated_length": 0.0,
-        "completions/max_terminated_length": 3.0,
+        "replies/mean_length": (3 + 1 + 0 + 2 + 2 + 1) / 6,
+        "replies/min_length": 0.0,
+        "replies/max_length": 3.0,
+        "replies/clipped_ratio": 1 / 6,
+        "replies/mean_terminated_length": (3 + 0 + 2 + 2 + 1) / 5,
+        "replies/min_terminated_length": 0.0,
+        "replies/max_terminated_length": 3.0,
+        # TRL's completion is an episode: 4 tokens and cut at its end, 4, 1
+        "completions/mean_length": 3.0,
+        "completions/min_length": 1.0,
+        "completions/max_length": 4.0,
+        "completions/clipped_ratio": 1 / 3,
+        "completions/mean_terminated_length": 2.5,
+        "completions/min_terminated_length": 1.0,
+        "completions/max_terminated_length": 4.0,
         "episodes/failed_share": 1 / 3,
         "tokens/prompt": 13.0,
         "tokens/reply": 9.0,
@@ -115,11 +124,21 @@ def test_every_metric_is_a_float_and_only_means_of_nothing_are_nan():
         "actions/unlocated_share",
         "prompts/cut_share",
         "prompts/mean_length",
+        "replies/mean_length",
+        "replies/clipped_ratio",
+        "replies/mean_terminated_length",
         "completions/mean_length",
         "completions/clipped_ratio",
         "completions/mean_terminated_length",
         "episodes/failed_share",
     }
+
+
+def test_tokens_are_counted_as_trl_counts_them():
+    """The prompt of a growing chat once, its observations never; a prompt made afresh each time."""
+    chat = trajectory([turn((1, 2), (10, 11)), turn((1, 2, 10, 11, 5, 6, 7), (12,))], "chat")
+    window = trajectory([turn((1, 2), (10, 11)), turn((1, 5, 6), (12,))], "window")
+    assert (tokens_seen(chat), tokens_seen(window)) == (2 + 3, 2 + 2 + 3 + 1)
 
 
 def test_groups_without_contrast_and_with_too_few_members():

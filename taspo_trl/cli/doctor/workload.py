@@ -235,7 +235,7 @@ def from_metrics(metrics: Mapping[str, float], defaults: Workload) -> Workload:
     found = {
         "turns": metrics.get("turns/mean"),
         "prompt_tokens": metrics.get("prompts/mean_length"),
-        "reply_tokens": metrics.get("completions/mean_length"),
+        "reply_tokens": metrics.get("replies/mean_length"),
         "coverage": metrics.get("guidance/coverage"),
         "guidance_tokens": metrics.get("guidance/tokens"),
     }

@@ -188,7 +188,7 @@ def test_adapters_need_no_reference_and_little_optimizer(model, capsys):
 def test_estimate_from_a_run(model, tmp_path, capsys):
     run = tmp_path / "run" / "checkpoint-3"
     run.mkdir(parents=True)
-    log = [{"turns/mean": turns, "completions/mean_length": 6.0, "step": turns} for turns in (3.0, 5.0)]
+    log = [{"turns/mean": turns, "replies/mean_length": 6.0, "step": turns} for turns in (3.0, 5.0)]
     history = [{"eval_loss": 1.0}, *log]
     (run / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     (tmp_path / "quick").mkdir()
