@@ -58,6 +58,7 @@ from .training.assembly import (
     make_guidance,
     reward_settings,
     rollout_settings,
+    tasks_without_rows,
     teacher_of,
 )
 from .training.checkpoint import (
@@ -117,8 +118,9 @@ class TASPOTrainer(GRPOTrainer):
             keywords and `trajectories`. Reward *models* are not supported.
         args ([`TASPOConfig`], *optional*):
             Configuration for this trainer. If `None`, a default configuration is used.
-        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
-            One row for each task; its columns reach the environment's `reset`. No `prompt` column is needed.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            One row for each task; its columns reach the environment's `reset`. No `prompt` column is needed. If
+            `None`, the environment draws its tasks from the `seed` of `reset`, and `max_steps` is the length.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Tasks that `evaluate` plays, each exactly once.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
@@ -201,6 +203,8 @@ class TASPOTrainer(GRPOTrainer):
             args = TASPOConfig(f"{(name or 'model').split('/')[-1]}-TASPO")
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_arguments(args, functions, train_dataset, environment_factory, eval_dataset)
+        if train_dataset is None:
+            train_dataset = tasks_without_rows(args)
         check_unquantized(args, model, quantization_config)
         self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may

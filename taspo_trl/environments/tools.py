@@ -26,9 +26,10 @@ _NOT_TOOLS = frozenset({"reset", "get_reward", "close", *_OLD_HOOKS})
 
 
 def is_tool_environment(environment: Any) -> bool:
-    """Whether an object is written for TRL's `environment_factory`: a `reset`, tools, and no `step`."""
+    """Whether an object is written for TRL's `environment_factory`: a `reset` and tools, none a `step` of ours."""
     has_reset = callable(getattr(environment, "reset", None))
-    return has_reset and not hasattr(environment, "step") and bool(_tool_names(environment))
+    has_own_step = hasattr(environment, "step") and not _is_tool(environment.step)
+    return has_reset and not has_own_step and bool(_tool_names(environment))
 
 
 def adapted(factory: Callable[[], Any], success_threshold: float | None = None) -> tuple[Callable[[], Any], Any]:
@@ -211,6 +212,21 @@ class ToolEnvironment(TextEnvironment):
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(result)
+
+
+def _is_tool(step: Any) -> bool:
+    """Whether a method `step` is a tool of that name, written for TRL: described, and it answers with no `StepResult`."""
+    from transformers.utils import get_json_schema
+
+    annotation = getattr(step, "__annotations__", {}).get("return")
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    if annotation is None or name.rpartition(".")[2] == StepResult.__name__:
+        return False
+    try:
+        get_json_schema(step)
+    except Exception:  # undocumented, untyped, or written in C
+        return False
+    return True
 
 
 def _tool_names(environment: Any) -> list[str]:

@@ -6,6 +6,7 @@ guidance stage as soon as its last episode ends; groups that straddle processes 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from ..types import Trajectory, TrajectoryGroup
 from .advantages import centred_rewards
 from .contexts import ChatRenderer
 from .loop import RolloutSettings, play_episodes
-from .rewards import RewardSettings, score_group
+from .rewards import UNRATED, RewardSettings, score_group
 from .tasks import plan_groups
 
 
@@ -108,7 +109,8 @@ class Collector:
             `list[CollectedGroup]`: all groups in the order of `rows`, on every process.
 
         Raises:
-            RolloutError: every episode of the batch ended through infrastructure.
+            RolloutError: every episode of the batch ended through infrastructure. A batch that nobody rated goes on,
+                as in TRL, with a warning.
         """
         specs = plan_groups(rows, self.num_generations, seed, rollout, f"r{rollout}", is_routed=self.pool.is_routed)
         start, stop = (len(specs) * k // self.num_processes for k in (self.process_index, self.process_index + 1))
@@ -183,6 +185,14 @@ class Collector:
 def _raise_if_nothing_usable(collected: Sequence[CollectedGroup]) -> None:
     trajectories = [trajectory for one in collected for trajectory in one.group.trajectories]
     if any(trajectory.is_usable for trajectory in trajectories):
+        return
+    if all(trajectory.error.startswith(UNRATED) for trajectory in trajectories):
+        warnings.warn(
+            f"No reward function rated any of the {len(trajectories)} episodes of this rollout batch, so it teaches "
+            "nothing. Give None only where a function does not apply, and a low number for what went badly.",
+            UserWarning,
+            stacklevel=2,
+        )
         return
     causes = Counter(f"{t.stop_reason.value}: {t.error}" if t.error else t.stop_reason.value for t in trajectories)
     listed = "\n".join(f"  {count} x {cause[:500]}" for cause, count in causes.most_common(5))

@@ -35,6 +35,9 @@ REWARD_KEYWORDS = (
 """What functions get besides the row's columns: names that no column may have."""
 
 
+UNRATED = "no reward: "
+"""How the error of an episode begins that nobody rated."""
+
 _LARGEST = 1e100
 """Squares of larger rewards are no finite numbers."""
 
@@ -164,7 +167,7 @@ def _fault(rewards: Mapping[str, float | None]) -> str:
             return f"reward {name!r} is {value!r}; a group's spread can be computed up to {_LARGEST:g}"
     if all(value is None for value in rewards.values()):
         names = ", ".join(map(repr, rewards)) or "no function"
-        return f"no reward: {names} gave None and the environment has no share"
+        return f"{UNRATED}{names} gave None and the environment has no share"
     return ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 
 from ..analyzer.base import Analyzer
 from ..analyzer.extractive import ExtractiveAnalyzer
@@ -108,6 +109,14 @@ def experience_settings(
         records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
         records_with_prompt_ids=args.save_trajectories == "full",
     )
+
+
+def tasks_without_rows(args: Any) -> Dataset:
+    """As many empty rows as a rollout batch has groups, for an environment that draws its tasks from the seed.
+
+    Their one column is None, and such a column does not reach `reset`.
+    """
+    return Dataset.from_dict({"prompt": [None] * (args.generation_batch_size // args.num_generations)})
 
 
 def configured_analyzer(args: Any) -> Analyzer:

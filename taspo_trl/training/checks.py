@@ -63,9 +63,17 @@ def check_arguments(
 
 def _check_dataset(args: Any, train_dataset: Any, environment_factory: Any) -> None:
     if train_dataset is None:
-        raise ConfigurationError(
-            "`train_dataset` is missing: one row for each task, for example `HouseholdEnvironment.dataset('train')`."
-        )
+        if isinstance(environment_factory, Mapping):
+            raise ConfigurationError(
+                "`train_dataset` is missing: with a dictionary of environments its column `environment` says who plays."
+            )
+        if args.max_steps <= 0:
+            raise ConfigurationError(
+                "`train_dataset` is missing: one row for each task, for example "
+                "`HouseholdEnvironment.dataset('train')`. For an environment that draws its tasks itself, from the "
+                "`seed` of `reset`, set `max_steps`: without rows, that is the length of training."
+            )
+        return
     _check_columns("`train_dataset`", train_dataset, environment_factory)
     num_tasks = args.generation_batch_size // args.num_generations
     if hasattr(train_dataset, "__len__") and len(train_dataset) < num_tasks:
