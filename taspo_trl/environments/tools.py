@@ -215,7 +215,7 @@ class ToolEnvironment(TextEnvironment):
 
 
 def _is_tool(step: Any) -> bool:
-    """Whether a method `step` is a tool of that name, written for TRL: described, and it answers with no `StepResult`."""
+    """Whether a method `step` is a tool of that name, written for TRL: described, and without a `StepResult`."""
     from transformers.utils import get_json_schema
 
     annotation = getattr(step, "__annotations__", {}).get("return")

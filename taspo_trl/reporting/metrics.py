@@ -142,15 +142,13 @@ def _lengths(name: str, lengths: Sequence[int], is_cut: Sequence[bool]) -> dict[
 
 
 def tokens_seen(trajectory: Trajectory) -> int:
-    """What TRL counts in `num_tokens`: prompts and sampled tokens. A prompt that goes on from the one before it and its
-    reply is the same growing chat, whose prompt counts once and whose observations do not."""
-    count, earlier = 0, None
-    for turn in trajectory.turns:
-        if earlier is None or turn.prompt_ids[: len(earlier)] != earlier:
-            count += len(turn.prompt_ids)
-        earlier = turn.prompt_ids + turn.reply_ids
-        count += len(turn.reply_ids)
-    return count
+    """What TRL counts in `num_tokens`: the prompt that opens an episode, and its sampled tokens.
+
+    What the environment answers does not count, whether it makes a chat grow or the next prompt anew.
+    """
+    if not trajectory.turns:
+        return 0
+    return len(trajectory.turns[0].prompt_ids) + sum(len(turn.reply_ids) for turn in trajectory.turns)
 
 
 def group_metrics(flat_G: Sequence[bool], num_usable_G: Sequence[int]) -> dict[str, float]:

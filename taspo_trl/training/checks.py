@@ -65,7 +65,8 @@ def _check_dataset(args: Any, train_dataset: Any, environment_factory: Any) -> N
     if train_dataset is None:
         if isinstance(environment_factory, Mapping):
             raise ConfigurationError(
-                "`train_dataset` is missing: with a dictionary of environments its column `environment` says who plays."
+                "`train_dataset` is missing: with a dictionary of environments, its column `environment` says which "
+                "one plays."
             )
         if args.max_steps <= 0:
             raise ConfigurationError(

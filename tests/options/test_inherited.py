@@ -128,5 +128,5 @@ def test_trl_s_limit_on_rounds_of_tools_is_a_limit_on_turns(tmp_path):
 
     config = made(max_tool_calling_iterations=5)
     assert config.max_turns == 6 and made(max_tool_calling_iterations=5, max_turns=6) and made().max_turns is None
-    with pytest.raises(ConfigurationError, match="`max_turns=5` and `max_tool_calling_iterations=5`.*Leave one"):
+    with pytest.raises(ConfigurationError, match=r"`max_turns=5` and `max_tool_calling_iterations=5`.*Leave one"):
         made(max_tool_calling_iterations=5, max_turns=5)

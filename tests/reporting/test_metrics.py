@@ -135,10 +135,10 @@ def test_every_metric_is_a_float_and_only_means_of_nothing_are_nan():
 
 
 def test_tokens_are_counted_as_trl_counts_them():
-    """The prompt of a growing chat once, its observations never; a prompt made afresh each time."""
+    """The prompt that opens an episode and what was sampled; what the environment answered is neither."""
     chat = trajectory([turn((1, 2), (10, 11)), turn((1, 2, 10, 11, 5, 6, 7), (12,))], "chat")
-    window = trajectory([turn((1, 2), (10, 11)), turn((1, 5, 6), (12,))], "window")
-    assert (tokens_seen(chat), tokens_seen(window)) == (2 + 3, 2 + 2 + 3 + 1)
+    assert tokens_seen(chat) == 2 + 3
+    assert tokens_seen(trajectory([], "dead")) == 0
 
 
 def test_groups_without_contrast_and_with_too_few_members():
