@@ -43,7 +43,7 @@ class WarmStart:
     demonstrations: DemonstrationSettings = field(default_factory=DemonstrationSettings)
 
 
-_RECIPE_VERSION = 2
+_RECIPE_VERSION = 3
 
 
 def tiny_policy(
@@ -166,11 +166,11 @@ def warm_started(
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.num_steps)
     model.train()
-    order: list[int] = []
+    batches: list[list[int]] = []
     for step in range(settings.num_steps):
-        if len(order) < settings.batch_size:
-            order = rng.sample(range(len(data)), len(data))
-        batch = [data[order.pop()] for _ in range(settings.batch_size)]
+        if not batches:
+            batches = _batches([len(one.prompt_ids) for one in data], settings.batch_size, rng)
+        batch = [data[place] for place in batches.pop()]
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16_cpu()):
             loss = _imitation_loss(model, batch, settings.prompt_loss, tokenizer.pad_token_id)
         loss.backward()
@@ -181,6 +181,21 @@ def warm_started(
         if on_step is not None:
             on_step(step + 1, loss.item())
     return model.eval()
+
+
+_POOL = 8
+"""Batches that are drawn together and sorted by length: blocks make some prompts three times as long as others."""
+
+
+def _batches(lengths: list[int], batch_size: int, rng: random.Random) -> list[list[int]]:
+    """One pass over the data in random batches of rows of similar length; what does not fill a batch is left out."""
+    order = rng.sample(range(len(lengths)), len(lengths))
+    batches = []
+    for start in range(0, len(order), _POOL * batch_size):
+        pool = sorted(order[start : start + _POOL * batch_size], key=lengths.__getitem__)
+        batches += [pool[k : k + batch_size] for k in range(0, len(pool) - batch_size + 1, batch_size)]
+    rng.shuffle(batches)
+    return batches
 
 
 def _imitation_loss(model: Any, batch: list[Demonstration], prompt_loss: float, pad_token_id: int) -> Any:
