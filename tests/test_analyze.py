@@ -18,6 +18,7 @@ from taspo_trl.credit import TurnWeights
 from taspo_trl.errors import ConfigurationError, RecordError
 from taspo_trl.guidance.block import Composer
 from taspo_trl.records import TrajectoryRecord, read_records, write_records
+from taspo_trl.scoring.reproduces import Finding
 
 from . import tiny
 from .analyzer.endpoint import Endpoint, Reply, honest
@@ -97,6 +98,15 @@ def test_records_without_prompt_ids_cannot_be_scored_and_the_remedy_is_named(tmp
     path = write(tmp_path / "t.jsonl", outcomes(1, 0))
     with pytest.raises(ConfigurationError, match='save_trajectories="full"'):
         analyze(path, model=tiny.model(), tokenizer=tiny.tokenizer())
+
+
+def test_a_model_whose_forward_is_not_ours_is_refused_before_it_scores(trained, monkeypatch):
+    source = Path(trained.args.output_dir) / "_trajectories"
+    before = trained.model.__dict__.get("forward")
+    monkeypatch.setattr("taspo_trl.scoring.reproduces.compare", lambda *_: Finding(refused="Odd computes its logits"))
+    with pytest.raises(ConfigurationError, match="Odd computes its logits"):
+        analyze(source, model=trained.model, tokenizer=byte_bpe())
+    assert trained.model.__dict__.get("forward") is before
 
 
 def test_only_groups_that_can_use_guidance_are_asked_about(tmp_path):

@@ -1,7 +1,8 @@
 """Whether our forwards say what a model's own forward says: LM head, right padding, and keys shared by two branches.
 
-A few random tokens, once, when a trainer is set up. A model class may do more to its hidden states than the projection
-knows, or may place its keys otherwise than a continuation expects; both would be wrong in silence.
+A few random tokens, once, before a trainer or an analysis scores anything. A model class may do more to its hidden
+states than the projection knows, or may place its keys otherwise than a continuation expects; both would be wrong in
+silence.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def compare(model: Any, temperature: float = 1.0) -> Finding:
 
 def _refusal(name: str, what: str) -> str:
     return (
-        f"{name} computes its logits in a way that TASPOTrainer does not reproduce: {what}. Its forward does more "
+        f"{name} computes its logits in a way that this package does not reproduce: {what}. Its forward does more "
         "than backbone, LM head, a factor and a soft cap, or minds padding on the right. Use another model class "
         "(docs/models.md lists what passes)."
     )

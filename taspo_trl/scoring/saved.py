@@ -43,7 +43,8 @@ def score_saved(
             Another model that plays the guided branches. If `None`, `model`.
 
     Raises:
-        ConfigurationError: the records were saved without prompt ids.
+        ConfigurationError: the records were saved without prompt ids, or the model is of a class whose
+            log-probabilities would be wrong.
     """
     import torch
 
@@ -74,13 +75,19 @@ def score_saved(
 
 @contextmanager
 def projecting(model: Any, temperature: float) -> Iterator[None]:
-    """The model with the projection inside, as it was afterwards."""
+    """The model with the projection inside, as it was afterwards.
+
+    Raises:
+        ConfigurationError: its log-probabilities would be wrong.
+    """
     from .projection import add_selected_projection
+    from .reproduces import require_reproduction
 
     base = _base(model)
     own_forward = base.__dict__.get("forward")
     add_selected_projection(base, temperature)
     try:
+        require_reproduction(base, temperature)
         yield
     finally:
         del base.forward
