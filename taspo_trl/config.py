@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,7 +18,7 @@ from .generation.transformers import check_generation_kwargs
 from .methods.choice import ALLOCATIONS, choose
 from .options.inherited import check_options
 from .options.ranges import check_choices, check_ranges
-from .redaction import holds_secret
+from .redaction import Secret, credentials_of, holds_secret, without_credentials, without_secrets
 
 
 @dataclass
@@ -163,6 +164,12 @@ class TASPOConfig(GRPOConfig):
             Whether pushes to the Hub take along what holds episodes: trajectories, evaluations, viewer pages, the
             table of `log_completions`, and in checkpoints the rows of a partly used rollout batch, without which a run
             resumed from there plays that batch again. Never the analyzer's cache.
+        hub_timeout (`float`, *optional*, defaults to `3600.0`):
+            Seconds that a run waits for the Hub: at its end for the pushes under way, and for a push of yours. They go
+            on beside the training otherwise.
+        tracker_timeout (`float`, *optional*, defaults to `300.0`):
+            Seconds that one call of a tracker (`report_to`) may take; one that takes longer gets nothing more of the
+            run.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -467,6 +474,19 @@ class TASPOConfig(GRPOConfig):
             "`log_completions` and, in checkpoints, the rows of a partly used rollout batch."
         },
     )
+    hub_timeout: float = field(
+        default=3600.0,
+        metadata={
+            "help": "Seconds that a run waits for the Hub: for pushes under way at its end, and for the last one."
+        },
+    )
+    tracker_timeout: float = field(
+        default=300.0,
+        metadata={
+            "help": "Seconds that one call of a tracker (`report_to`) may take; one that takes longer gets nothing "
+            "more of the run."
+        },
+    )
 
     def __post_init__(self):
         if self.hub_private_repo is None:  # to transformers that means public, but for some organizations
@@ -483,6 +503,8 @@ class TASPOConfig(GRPOConfig):
                     "configuration is saved with every checkpoint. Write the plain address, for example "
                     "http://localhost:8000/v1, and keep what proves who you are in the environment."
                 )
+        # As long as the configuration lives, no text of the package shows them, whoever quotes them.
+        self._credentials = [Secret(value) for value in credentials_of(values)]
         self._choose_method(values)
         if self.use_vllm:
             check_vllm_options(self)
@@ -539,7 +561,19 @@ class TASPOConfig(GRPOConfig):
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: `training_args.bin` lies in every checkpoint and goes to the Hub, so it holds no token."""
-        return {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+        state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+        return {
+            name: without_credentials(value) if isinstance(value, Mapping) else value for name, value in state.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers', for trackers and files: no credential of nested options, nothing like a key in a text."""
+        return without_secrets(without_credentials(super().to_dict()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+    __str__ = __repr__
 
     def __copy__(self) -> TASPOConfig:
         made = object.__new__(type(self))

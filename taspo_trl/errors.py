@@ -49,6 +49,10 @@ class CheckpointError(TaspoError, OSError):
     """
 
 
+class HubError(TaspoError, OSError):
+    """The Hub refuses a repository or a push, or does not answer in time; nothing in the run's folder is lost."""
+
+
 class NonFiniteError(TaspoError, ArithmeticError):
     """Several optimizer steps in a row had a loss or a gradient that is no finite number; weights are untouched."""
 

@@ -21,6 +21,14 @@ from urllib.parse import quote, urlsplit, urlunsplit
 _MASK = "***"
 _MIN_LENGTH = 8  # shorter values are no keys, and replacing them would garble texts
 _SECRET_NAME = re.compile(r"(?:^|_)(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
+_CREDENTIAL_NAME = re.compile(
+    r"(?:^|[_\-. ])(?:(?:api|access|secret|private)?key|token|secret|password|passwd|pwd|credentials?|auth"
+    r"|authorization|cookie|bearer)$",
+    re.IGNORECASE,
+)
+_TOKEN_OF_A_VOCABULARY = re.compile(
+    r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|image|audio|video|boi|eoi|start|end|stop|special|decoder_start)_token$"
+)
 _VALUE = r"""[^\s&#;,"'<>\\)\]}]+"""
 _PATTERNS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     # Searched for only where the first text stands, which costs next to nothing where it does not.
@@ -109,6 +117,45 @@ def without_secrets(data: Any, redact: Callable[[str], str] | None = None) -> An
     if isinstance(data, list | tuple):
         return [without_secrets(inner, redact) for inner in data]
     return data
+
+
+def is_credential_name(name: object) -> bool:
+    """Whether an option of this name proves who one is: `token`, `api_key`, `Authorization`; not `pad_token`."""
+    return (
+        isinstance(name, str)
+        and _CREDENTIAL_NAME.search(name) is not None
+        and _TOKEN_OF_A_VOCABULARY.search(name) is None
+    )
+
+
+def credentials_of(options: Any) -> Iterator[str]:
+    """Every text in nested options that stands under the name of a credential."""
+    if isinstance(options, Mapping):
+        for name, inner in options.items():
+            if is_credential_name(name) and isinstance(inner, str) and inner:
+                yield inner
+            else:
+                yield from credentials_of(inner)
+    elif isinstance(options, list | tuple):
+        for inner in options:
+            yield from credentials_of(inner)
+
+
+def without_credentials(options: Any) -> Any:
+    """Nested options as they may be saved: a text under the name of a credential is masked, all else is the same.
+
+    `True`, `None` and numbers say nothing and stay. For options, not for records: there a `key` may be an object.
+    """
+    if isinstance(options, Mapping):
+        return {
+            name: _MASK
+            if is_credential_name(name) and isinstance(inner, str) and inner
+            else without_credentials(inner)
+            for name, inner in options.items()
+        }
+    if isinstance(options, list | tuple):
+        return type(options)(map(without_credentials, options)) if type(options) in (list, tuple) else options
+    return options
 
 
 def shown_address(url: str) -> str:

@@ -41,8 +41,9 @@ from .loss.distillation.compose import distillation_loss, update_distribution
 from .loss.objective import clip_shares, taspo_loss, token_sums
 from .reporting.alerts import Alerts
 from .reporting.card_facts import RunParts, environment_name, write_model_card
-from .reporting.hub import what_may_leave
+from .reporting.hub import Pushes, what_may_leave
 from .reporting.metrics import update_metrics
+from .reporting.trackers import Trackers
 from .reporting.trackio import log_traces
 from .rollout.contexts import ChatRenderer
 from .rollout.groups import Collector
@@ -151,6 +152,7 @@ class TASPOTrainer(GRPOTrainer):
     > - `_save_rng_state`, `_load_rng_state`: carry the rows of a partly used rollout batch along.
     > - `save_state`, `log`: their files appear whole; a full disk costs a file, not the run.
     > - `_save`, `create_model_card`, `push_to_hub`, `_push_from_checkpoint`: the card of this method; what stays.
+    > - `init_hf_repo`, `_finish_current_push`: a Hub that is silent keeps nobody waiting without end.
     > - `end`: closes what was opened, then what TRL does.
     """
 
@@ -207,6 +209,7 @@ class TASPOTrainer(GRPOTrainer):
             train_dataset = tasks_without_rows(args)
         check_unquantized(args, model, quantization_config)
         self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
+        self._pushes = Pushes(args.hub_timeout)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
         # not be what its name says. The reference is a copy of the very model that was passed.
         has_adapter = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
@@ -274,6 +277,8 @@ class TASPOTrainer(GRPOTrainer):
         self._finite_steps = FiniteSteps(args.max_nonfinite_steps, self.accelerator)
         self._checkpoints = CheckpointWriter(args, self.accelerator)
         self._alerts = Alerts()
+        self._trackers = Trackers(args.tracker_timeout)
+        self._trackers.guard(self.callback_handler.callbacks)
         self._buffer: Buffer | None = None
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._clip_shares: list[torch.Tensor] = []
@@ -353,6 +358,7 @@ class TASPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         # What an earlier call left of its rollout batch, perhaps in the middle of an optimizer step, is not used.
         self._buffer = None
+        self._trackers.guard(self.callback_handler.callbacks)  # one may have been added
         self._step += -self._step % self._micro_steps_per_rollout
         try:
             with run_in_folder(self.args, self.accelerator, self._made_at, resume_from_checkpoint) as checkpoint:
@@ -406,7 +412,7 @@ class TASPOTrainer(GRPOTrainer):
         if self.is_world_process_zero():
             self._alerts.note([one.trajectory for one in experience.records], experience.advantages)
         if self.accelerator.is_main_process:
-            log_traces(self.args, experience.records, self.state.global_step)
+            self._trackers.call("trackio", log_traces, self.args, experience.records, self.state.global_step)
         return experience.micro_batches
 
     def _update(self, model: Any, micro_batches: list[list[LossRow]], num_items_in_batch: Any) -> torch.Tensor:
@@ -588,7 +594,8 @@ class TASPOTrainer(GRPOTrainer):
                 write_state(self.state, path)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        with spared("tables of completions and files of trackers", Path(self.args.output_dir, "completions", "")):
+        place = Path(self.args.output_dir, "completions", "")
+        with spared("tables of completions", place), self._trackers.tables(self.args.report_to or ()):
             super().log(logs, start_time)
         self._metrics["train" if self.model.training else "eval"].clear()
 
@@ -625,13 +632,20 @@ class TASPOTrainer(GRPOTrainer):
             if self.is_world_process_zero():
                 write_model_card(folder, self._run_parts, tags=self._tag_names)
 
+    def init_hf_repo(self, *args, **kwargs):
+        with what_may_leave(self.args, self.analyzer, self._pushes):
+            super().init_hf_repo(*args, **kwargs)
+
     def push_to_hub(self, *args, **kwargs):
-        with what_may_leave(self.args, self.analyzer):
+        with what_may_leave(self.args, self.analyzer, self._pushes):
             return super().push_to_hub(*args, **kwargs)
+
+    def _finish_current_push(self) -> None:
+        self._pushes.finish(getattr(self, "push_in_progress", None))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._checkpoints.is_open:  # it goes up when it is in its place
-            with what_may_leave(self.args, self.analyzer), spared("pushes", self.args.output_dir):
+            with what_may_leave(self.args, self.analyzer, self._pushes), spared("pushes", self.args.output_dir):
                 super()._push_from_checkpoint(checkpoint_folder)
 
     @property

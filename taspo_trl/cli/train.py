@@ -114,9 +114,9 @@ def main(arguments: list[str]) -> int:
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_state()  # the logged numbers, for `taspo view` and `taspo doctor --from-run`, whatever was saved
         trainer.save_model(training.output_dir)
+        trainer.accelerator.print(f"Model saved to {training.output_dir}.")
         if training.push_to_hub:
             trainer.push_to_hub()
-        trainer.accelerator.print(f"Model saved to {training.output_dir}.")
     finally:
         trainer.end()
     return 0

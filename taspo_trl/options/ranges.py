@@ -51,6 +51,8 @@ RANGES: Mapping[str, _Range] = {
         lambda value: value is None or 0 <= value < math.inf,
         "finite and not negative, or None",
     ),
+    "hub_timeout": _POSITIVE,
+    "tracker_timeout": _POSITIVE,
     "eval_temperature": _NOT_NEGATIVE,
     "eval_top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
 }

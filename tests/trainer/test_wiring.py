@@ -243,13 +243,13 @@ def unwrapped(name: str) -> Callable[[Stages], Any]:
 def uploads(stages: Stages) -> bool:
     kept: list[bool] = []
 
-    def selective(*, with_trajectories, secret_files):
+    def selective(pushes, *, with_trajectories, secret_files):
         kept.append(with_trajectories)
         return nullcontext()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("taspo_trl.reporting.hub.selective_uploads", selective)
-        with taspo_trl.trainer.what_may_leave(stages.made.args, stages.made.analyzer):
+        with taspo_trl.trainer.what_may_leave(stages.made.args, stages.made.analyzer, stages.made._pushes):
             return kept[0]
 
 
@@ -371,6 +371,8 @@ WIRES: Mapping[str, Wire] = {
     "output_dir": Wire("run", lambda s: s.settings.records_folder.relative_to(s.made.args.output_dir).as_posix(),
                        "_trajectories"),
     "hub_push_trajectories": Wire(True, uploads),
+    "hub_timeout": Wire(99.0, of("made._pushes.timeout")),
+    "tracker_timeout": Wire(55.0, of("made._trackers._timeout")),
     "disable_tqdm": Wire(True, lambda s: s.made._progress(1, "episodes").disable),
 }  # fmt: skip
 """Of one trainer, which has all of them."""
