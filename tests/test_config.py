@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import math
 import pickle
 import re
@@ -13,6 +14,7 @@ from trl import GRPOConfig
 
 from taspo_trl import TASPOConfig
 from taspo_trl.errors import ConfigurationError
+from taspo_trl.redaction import redacted
 
 
 CHANGED = {
@@ -211,6 +213,20 @@ def test_a_token_is_copied_but_never_pickled(tmp_path):
     data = pickle.dumps(made)
     assert b"CANARY" not in data
     assert (pickle.loads(data).hub_token, pickle.loads(data).run_name) == (None, "kept")
+
+
+def test_credentials_of_nested_options_serve_the_run_and_are_shown_nowhere(tmp_path):
+    given = {"token": "CANARY-1234", "revision": "main", "trust": {"headers": [{"Authorization": "Basic CANARY-22"}]}}
+    made = make(
+        tmp_path, hub_token="CANARY-hub-33", model_init_kwargs=given, chat_template_kwargs={"pad_token": "<p>"}
+    )
+    shown = made.to_dict()
+    assert shown["model_init_kwargs"]["token"] == "***" and shown["model_init_kwargs"]["revision"] == "main"
+    assert shown["chat_template_kwargs"] == {"pad_token": "<p>"}
+    texts = (json.dumps(shown), made.to_json_string(), repr(made), str(made), str(made.to_sanitized_dict()))
+    assert not [text for text in texts if "CANARY" in text] and b"CANARY" not in pickle.dumps(made)
+    assert made.model_init_kwargs["token"] == "CANARY-1234" == copy.deepcopy(made).model_init_kwargs["token"]
+    assert redacted("401: CANARY-1234, Basic CANARY-22, CANARY-hub-33") == "401: ***, ***, ***", "whoever quotes them"
 
 
 def test_every_field_is_a_flag_with_printable_help():

@@ -18,7 +18,15 @@ from taspo_trl.config import TASPOConfig
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.evaluation.results import EvaluationResult, Play
 from taspo_trl.records import TrajectoryRecord, read_records, write_records
-from taspo_trl.redaction import Secret, holds_secret, redacted, redactor, shown_address, without_secrets
+from taspo_trl.redaction import (
+    Secret,
+    holds_secret,
+    redacted,
+    redactor,
+    shown_address,
+    without_credentials,
+    without_secrets,
+)
 from taspo_trl.types import StopReason
 from taspo_trl.viewer import write_viewer
 from tests.trajectories import make_trajectory, make_turn
@@ -87,6 +95,20 @@ def test_data_keeps_its_numbers_and_names(monkeypatch):
     monkeypatch.setenv("A_PASSWORD", "12345678")
     data = {"12345678": [0.12345678, 12345678, True, None, "pin 12345678", ("12345678",)]}
     assert without_secrets(data) == {"12345678": [0.12345678, 12345678, True, None, "pin ***", ["***"]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("token", True), ("hf_token", True), ("use_auth_token", True), ("api_key", True), ("apiKey", True),
+        ("X-Api-Key", True), ("Authorization", True), ("db.password", True), ("private_key", True),
+        ("pad_token", False), ("decoder_start_token", False), ("max_tokens", False), ("tokenizer", False),
+        ("keyword", False), ("monkey", False), (7, False),
+    ],
+)  # fmt: skip
+def test_options_that_prove_who_one_is_are_known_by_their_name(name, is_one):
+    data = {"a": [{name: "silver"}], name: None}
+    assert without_credentials(data) == {"a": [{name: "***" if is_one else "silver"}], name: None}
 
 
 def leaky(k: int = 0):

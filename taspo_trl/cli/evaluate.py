@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..redaction import without_credentials
 from .folders import check_model
 from .models import load_policy, served_policy
 from .sources import environment_data, environment_factory, json_arguments
@@ -142,8 +143,8 @@ def _facts(options: argparse.Namespace, model: str, arguments: dict, renderer: A
         "model": model,
         "engine": "vllm" if options.vllm_server else "transformers",
         "environment": options.environment,
-        "environment_kwargs": arguments,
-        "chat_template_kwargs": renderer.template_kwargs,
+        "environment_kwargs": without_credentials(arguments),
+        "chat_template_kwargs": without_credentials(renderer.template_kwargs),
         "date_string": renderer.date,
         "split": options.split,
         "versions": {
