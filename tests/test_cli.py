@@ -259,7 +259,7 @@ def test_missing_engine_is_told_before_missing_games(monkeypatch, tmp_path, caps
     train = ["train", "--model_name_or_path", "nobody/nothing", "--environment", "alfworld", "--output_dir", "x"]
     for arguments in ([*train, "--use_cpu", "true", "--bf16", "false"], ["env", "download", "alfworld"]):
         assert main(arguments) == 1
-        assert 'pip install "taspo_trl[alfworld]"' in capsys.readouterr().err
+        assert 'pip install -e ".[alfworld]"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gradient_checkpointing_enable", "is_gradient_checkpointing"])

@@ -23,7 +23,6 @@ pytest.importorskip("ipykernel", reason="ipykernel is not installed (taspo_trl[n
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NAMES = ["quickstart", "alfworld_t4", "credit_inspection", "bring_your_own_environment"]
-COLAB = "https://colab.research.google.com/github/taspo-trl/taspo_trl/blob/main/notebooks/"
 NEEDS = {"alfworld_t4": ("alfworld", "textworld")}
 
 
@@ -155,16 +154,37 @@ def test_notebooks_hold_no_keys(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_head_of_a_notebook(name):
-    """A Colab badge, an installation of this very version that is skipped where the package is, one switch."""
+    """An installation that is skipped where the package is, one switch."""
     notebook = load(name)
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
-    assert f"{COLAB}{name}.ipynb)" in notebook.cells[0].source
     install, settings = code_cells(notebook)[:2]
-    assert install.source.startswith("import importlib.util\n\nif importlib.util.find_spec(")
-    assert re.search(rf'%pip install -q "taspo_trl(?:\[[\w,]+\])?=={re.escape(__version__)}"', install.source)
-    assert not install.outputs
+    assert not install.outputs and 'SOURCE = ""\n' in install.source
     assert 'FAST = os.environ.get("TASPO_NOTEBOOK_FAST") == "1"' in settings.source
     assert any(f"taspo_trl {__version__}" in output.get("text", "") for output in settings.outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("quickstart", "/clone", "/clone"),
+        ("quickstart", "git+https://host/repo", "git+https://host/repo"),
+        ("alfworld_t4", "/clone", "/clone[alfworld,quantization]"),
+        ("alfworld_t4", "git+https://host/repo", "taspo_trl[alfworld,quantization] @ git+https://host/repo"),
+    ],
+)
+def test_the_first_cell_installs_from_where_its_constant_says(name, source, expected, monkeypatch):
+    """Without one it asks for it; where the package is, it does nothing."""
+    cell = code_cells(load(name))[0].source
+    code = re.sub(r"%pip install -q (\"\{\w+\}\")", r"installed.append(f\1)", cell)
+    assert code != cell and code_cells(load("quickstart"))[0].source.count("%pip") == 1
+    installed: list[str] = []
+    exec(code, {"installed": installed})
+    assert not installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="Set SOURCE in this cell to the path of a clone"):
+        exec(code, {"installed": installed})
+    exec(code.replace('SOURCE = ""', f"SOURCE = {source!r}"), {"installed": installed})
+    assert installed == [expected]
 
 
 def test_notebooks_are_of_one_format():

@@ -75,6 +75,17 @@ def test_messages_name_extras_that_exist():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     extras = set(config["options.extras_require"])
-    for path in [*MODULES, *(p.relative_to(ROOT).as_posix() for p in ROOT.glob("*.md"))]:
-        for names in re.findall(r"taspo_trl\[([a-z_,-]+)\]", (ROOT / path).read_text(encoding="utf-8")):
+    for path in [*MODULES, *(p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))]:
+        for names in re.findall(r"(?:taspo_trl|\")\.?\[([a-z_,-]+)\]\"", (ROOT / path).read_text(encoding="utf-8")):
             assert set(names.split(",")) <= extras, f"{path} names the extra {names!r}"
+
+
+def test_nothing_installs_the_package_by_a_name_that_anybody_could_register():
+    """It is in no index and at no address yet: only from a clone, or from an address that the reader knows."""
+    files = [*MODULES, *(p.relative_to(ROOT).as_posix() for kind in ("*.md", "docs/**/*.md", "notebooks/*.ipynb",
+             "examples/*", "Makefile") for p in ROOT.glob(kind) if p.is_file())]  # fmt: skip
+    for path in files:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for line in re.findall(r"pip install [^\n#`]*", text):
+            assert not re.search(r"taspo[_-]trl(?![^\s]* @ )", line), f"{path}: {line}"
+        assert not re.search(r"taspo[_-]trl(?:\[[\w,]+\])?\s*==|(?:github|colab)[\w./]*/taspo", text), path

@@ -108,7 +108,7 @@ class HTTPClient:
             import aiohttp  # noqa: F401
         except ImportError as error:
             raise MissingDependencyError(
-                'Generating through a vLLM server needs aiohttp: `pip install "taspo_trl[vllm]"`.'
+                'Generating through a vLLM server needs aiohttp: `pip install -e ".[vllm]"` in the clone.'
             ) from error
 
 

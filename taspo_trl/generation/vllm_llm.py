@@ -38,7 +38,9 @@ def make_llm(args: Any, model: Any, accelerator: Any) -> Any:
     try:
         from vllm import LLM
     except ImportError as error:
-        raise MissingDependencyError('`vllm_mode="colocate"` needs vLLM: `pip install "taspo_trl[vllm]"`.') from error
+        raise MissingDependencyError(
+            '`vllm_mode="colocate"` needs vLLM: `pip install -e ".[vllm]"` in the clone.'
+        ) from error
     from trl.trainer.utils import ensure_master_addr_port
 
     # vLLM's launcher reads these.

@@ -168,6 +168,6 @@ def _trl_client() -> Any:
     if not is_vllm_available():
         raise MissingDependencyError(
             "Weights go to a vLLM server through vLLM's own library, which is not installed beside the trainer: "
-            '`pip install "taspo_trl[vllm]"`.'
+            '`pip install -e ".[vllm]"` in the clone.'
         )
     return vllm_client

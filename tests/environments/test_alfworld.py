@@ -316,5 +316,5 @@ def test_a_step_before_the_first_reset_and_after_close_is_an_error(environment):
 
 def test_a_missing_engine_names_the_extra_and_the_cause(environment, monkeypatch):
     monkeypatch.setattr(environment_module, "_engine_error", ImportError("No module named 'textworld'"))
-    with pytest.raises(MissingDependencyError, match=r"No module named 'textworld'.*taspo_trl\[alfworld\]"):
+    with pytest.raises(MissingDependencyError, match=r"No module named 'textworld'.*\.\[alfworld\]"):
         environment.reset(seed=0, **row_of("Look"))

@@ -242,5 +242,5 @@ def test_a_failed_download_says_where_to_look(tmp_path, monkeypatch):
 
 def test_a_missing_downloader_names_the_extra(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(MissingDependencyError, match=r'pip install "taspo_trl\[alfworld\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[alfworld\]"'):
         download()

@@ -179,5 +179,5 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     from taspo_trl.errors import MissingDependencyError
 
     monkeypatch.setitem(sys.modules, "regex", None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "taspo_trl\[webshop\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[webshop\]"'):
         require("regex")

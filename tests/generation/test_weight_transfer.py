@@ -163,7 +163,7 @@ def test_what_cannot_exchange_weights_is_refused_with_address_and_remedy(reached
 def test_a_trainer_without_vllm_is_told_what_to_install(reached, monkeypatch):
     monkeypatch.setattr(import_module("trl.import_utils"), "is_vllm_available", lambda **_: False)
     _, server = reached()
-    with pytest.raises(MissingDependencyError, match=r'pip install "taspo_trl\[vllm\]"'):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[vllm\]"'):
         open_client(server, group_port=51216, device=torch.device("cuda"))
 
 

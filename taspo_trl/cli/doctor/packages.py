@@ -61,7 +61,7 @@ def version_findings(
             PACKAGE,
             Status.WARNING,
             "is not installed, so what it needs is unknown",
-            "pip install taspo_trl",
+            "pip install -e . (in the clone)",
         )
         return [_python(""), missing]
     wanted = metadata.metadata(PACKAGE)["Requires-Python"] if versions is installed_version else ""
@@ -144,7 +144,7 @@ def _extra(name: str, versions: Versions, requirements: Requirements) -> Finding
     problems = missing_of(name, versions, requirements)
     if not problems:
         return Finding("extras", name, Status.OK, "installed")
-    command = f'pip install "{PACKAGE}[{name}]"'
+    command = f'pip install -e ".[{name}]"'
     absent = "; ".join(problems)
     return Finding(
         "extras", name, Status.ABSENT, f"only for {DISABLED.get(name, 'what needs it')} ({absent})", command

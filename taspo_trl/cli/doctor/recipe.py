@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ConfigurationError, TaspoError
 from .findings import Finding, Status, TookTooLong, one_line, within
-from .packages import PACKAGE, missing_of
+from .packages import missing_of
 
 
 _GROUP = "recipe"
@@ -206,7 +206,7 @@ def _extras(recipe: Recipe) -> list[Finding]:
     for extra, reason in wanted.items():
         problems = missing_of(extra)
         if problems:
-            command = f'pip install "{PACKAGE}[{extra}]"'
+            command = f'pip install -e ".[{extra}]"'
             found.append(Finding(_GROUP, extra, Status.FAILURE, f"{reason} needs it: {'; '.join(problems)}", command))
     return found
 

@@ -47,6 +47,6 @@ def _find_script() -> Path:
     if find_spec("alfworld") is None or not script.is_file():
         raise MissingDependencyError(
             f"The games are downloaded by `{_SCRIPT}` of the package `alfworld`, which is not installed beside "
-            f'{sys.executable}. Install it with `pip install "taspo_trl[alfworld]"`.'
+            f'{sys.executable}. Install it with `pip install -e ".[alfworld]"` in the clone.'
         )
     return script

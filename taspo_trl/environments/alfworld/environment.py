@@ -113,7 +113,7 @@ class ALFWorldEnvironment(TextEnvironment):
         if _engine_error is not None:
             raise MissingDependencyError(
                 f"ALFWorld's engine cannot be loaded ({_engine_error}). Install it with "
-                '`pip install "taspo_trl[alfworld]"`.'
+                '`pip install -e ".[alfworld]"` in the clone.'
             ) from _engine_error
 
     @classmethod

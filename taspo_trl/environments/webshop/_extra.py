@@ -16,5 +16,5 @@ def require(module: str) -> ModuleType:
         package = module.split(".")[0]
         raise MissingDependencyError(
             f"WebShop needs the package `{package}`, which is not installed. Install it with "
-            '`pip install "taspo_trl[webshop]"`.'
+            '`pip install -e ".[webshop]"` in the clone.'
         ) from error

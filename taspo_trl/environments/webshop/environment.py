@@ -26,9 +26,9 @@ from .splits import split_goals
 class WebShopEnvironment(TextEnvironment):
     """Buys what an instruction asks for, with the actions `search[...]` and `click[...]`.
 
-    Needs `pip install "taspo_trl[webshop]"`. The reward at the end is the score of the purchase, between 0 and 1;
-    `info["success"]` is whether it is exactly 1. Rows come from [`WebShopEnvironment.dataset`], called with the same
-    catalogue, kind of goals and seeds.
+    Needs `pip install -e ".[webshop]"` in the clone. The reward at the end is the score of the purchase, between 0
+    and 1; `info["success"]` is whether it is exactly 1. Rows come from [`WebShopEnvironment.dataset`], called with the
+    same catalogue, kind of goals and seeds.
 
     Args:
         catalogue (`str` or `Path`, *optional*):

@@ -67,7 +67,7 @@ def test_missing_extras_are_named_with_what_they_disable():
     ]
     (found,) = extra_findings(versions, lambda _: lines)
     assert found.status is Status.ABSENT and DISABLED["vllm"] in found.detail
-    assert found.remedy == 'pip install "taspo_trl[vllm]"'
+    assert found.remedy == 'pip install -e ".[vllm]"'
     assert next(line for line in finding_lines([found]) if "vllm" in line).startswith("  -  ")
 
 

@@ -94,7 +94,7 @@ def _package_folder() -> Path:
         found = "is not installed" if spec is None else f"is hidden by {spec.origin}: rename that file"
         raise MissingDependencyError(
             f"The self-made ALFWorld games need the domain and grammar of the package `alfworld`, which {found}. "
-            '`pip install "taspo_trl[alfworld]"` installs it.'
+            '`pip install -e ".[alfworld]"` in the clone installs it.'
         )
     return Path(spec.submodule_search_locations[0])
 

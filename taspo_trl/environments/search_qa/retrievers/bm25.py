@@ -165,6 +165,6 @@ def import_bm25s() -> Any:
         import Stemmer  # noqa: F401 - bm25s stems with it
     except ImportError as error:
         raise MissingDependencyError(
-            f'Searching without a server needs {error.name or "bm25s"}: `pip install "taspo_trl[search]"`.'
+            f'Searching without a server needs {error.name or "bm25s"}: `pip install -e ".[search]"` in the clone.'
         ) from error
     return bm25s

@@ -231,4 +231,4 @@ def _import_faiss() -> Any:
 
 
 def _missing(package: str) -> MissingDependencyError:
-    return MissingDependencyError(f'Dense retrieval needs {package}: `pip install "taspo_trl[search-dense]"`.')
+    return MissingDependencyError(f'Dense retrieval needs {package}: `pip install -e ".[search-dense]"` in the clone.')

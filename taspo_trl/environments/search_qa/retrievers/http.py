@@ -265,6 +265,6 @@ def import_aiohttp() -> Any:
         import aiohttp
     except ImportError as error:
         raise MissingDependencyError(
-            'Searching through HTTP needs aiohttp: `pip install "taspo_trl[search]"`.'
+            'Searching through HTTP needs aiohttp: `pip install -e ".[search]"` in the clone.'
         ) from error
     return aiohttp
