@@ -71,7 +71,15 @@ from .training.checkpoint import (
     save_state,
     save_teacher,
 )
-from .training.checks import check_arguments, check_environments, check_model, check_parallelism, check_trainable
+from .training.checks import (
+    check_arguments,
+    check_environments,
+    check_model,
+    check_openings,
+    check_parallelism,
+    check_trainable,
+    named_datasets,
+)
 from .training.distilling import Distilling
 from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
@@ -267,6 +275,7 @@ class TASPOTrainer(GRPOTrainer):
             undo.callback(self.environment_pool.close)
             columns = getattr(train_dataset, "column_names", None) or ()
             check_environments(self.environment_pool, self.chat_renderer, args, bool(functions), columns)
+            check_openings(self.environment_pool, self.chat_renderer, named_datasets(train_dataset, eval_dataset))
             check_simulator(args, self.environment_pool, train_dataset or ())
             self.experience_maker = self._make_experience_maker(functions)
             undo.pop_all()

@@ -76,6 +76,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from ..generation import SamplingSettings
     from ..rollout.loop import RolloutSettings
     from ..rollout.templates import ChatRenderer
+    from ..training.checks import check_openings
 
     arguments = json_arguments(options.environment_kwargs, "--environment-kwargs")
     data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
@@ -102,6 +103,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     try:
         for traits in pool.traits.values():
             renderer.for_environment(traits).check_chat(traits, rollout.context)
+        check_openings(pool, renderer, {f"split {options.split!r}": data})
         with Progress(*columns, transient=True) as progress:
             for seed in options.seeds:
                 path = _output(options, model.name, seed)

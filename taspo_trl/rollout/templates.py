@@ -184,6 +184,31 @@ class ChatRenderer:
                 "Set a `processing_class.chat_template` that prints them."
             )
 
+    def check_roles(self, roles: Sequence[str]) -> None:
+        """Raise [`~taspo_trl.errors.ConfigurationError`] when the template refuses messages, or hides a system one.
+
+        Args:
+            roles (`Sequence[str]`):
+                Of the messages that open a chat, in their order.
+        """
+        chat = [{"role": role, "content": MARK if role == "system" else "x"} for role in roles]
+        named = ", ".join(roles[:8]) + (", ..." if len(roles) > 8 else "")
+        remedy = "set a `processing_class.chat_template` that takes them."
+        if "system" in roles:
+            remedy = f"put the system message's text into the first user message, or {remedy}"
+        try:
+            text = self.text(chat)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{self._template[0].upper()}{self._template[1:]} refuses the messages {named} ({error.__cause__}). "
+                f"Remedy: {remedy}"
+            ) from error
+        if text.count(MARK) < sum(role == "system" for role in roles):
+            raise ConfigurationError(
+                f"{self._template[0].upper()}{self._template[1:]} does not show the system message of the messages "
+                f"{named}. Remedy: {remedy}"
+            )
+
     def end_tokens(self) -> tuple[list[int], str]:
         """(ids of the tokens with which the template ends a reply, text that ends one but is no such token).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import TASPOConfig
@@ -54,11 +54,16 @@ def check_arguments(
                 "function that returns one number for each trajectory."
             )
     _check_dataset(args, train_dataset, environment_factory)
-    for name, data in eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]:
-        if data is not None:
-            where = f"`eval_dataset[{name!r}]`" if name else "`eval_dataset`"
-            _check_columns(where, data, environment_factory)
-            refuse_repeated(_column(data, "task_id"))
+    for where, data in named_datasets(None, eval_dataset).items():
+        _check_columns(where, data, environment_factory)
+        refuse_repeated(_column(data, "task_id"))
+
+
+def named_datasets(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+    """How messages name a data set -> the data set, of those that are given."""
+    parts = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
+    named = {f"`eval_dataset[{name!r}]`" if name else "`eval_dataset`": data for name, data in parts}
+    return {name: data for name, data in {"`train_dataset`": train_dataset, **named}.items() if data is not None}
 
 
 def _check_dataset(args: Any, train_dataset: Any, environment_factory: Any) -> None:
@@ -145,6 +150,51 @@ def check_environments(
                 f"`training_reward` is 'none' for `{type(environment).__name__}`: the reward is that of "
                 "`reward_funcs`, but none are given."
             )
+
+
+def check_openings(pool: EnvironmentPool, renderer: ChatRenderer, data: Mapping[str, Any]) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for rows whose `prompt` the chat template cannot hold.
+
+    Only the roles of a row's messages are read, and each order of roles is rendered once. Data sets that are read as
+    they come are not looked at.
+
+    Args:
+        pool (`EnvironmentPool`), renderer (`ChatRenderer`):
+            The trainer's.
+        data (`Mapping[str, Any]`):
+            How a message names a data set -> the data set, or None.
+    """
+    for where, rows in data.items():
+        seen: set[tuple[str | None, tuple[str, ...]]] = set()
+        for index, name, roles in _openings(rows, pool.is_routed):
+            probe = pool.probes.get(name)
+            if (name, roles) in seen or len(seen) >= _MOST_OPENINGS or not isinstance(probe, ToolEnvironment):
+                continue
+            seen.add((name, roles))
+            try:
+                renderer.for_environment(pool.traits[name]).check_roles(roles)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"The `prompt` of row {index} of {where} cannot be played. {error}"
+                ) from error
+
+
+_MOST_OPENINGS = 500
+_ROWS_AT_ONCE = 1000
+
+
+def _openings(rows: Any, is_routed: bool) -> Iterator[tuple[int, str | None, tuple[str, ...]]]:
+    """(row, its environment, the roles of its `prompt`) of each row that has messages."""
+    columns = getattr(rows, "column_names", None) or []
+    if "prompt" not in columns or not hasattr(rows, "__len__"):
+        return
+    rows = rows.select_columns(["prompt", *(["environment"] if is_routed else [])])
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[start : start + _ROWS_AT_ONCE]
+        names = part["environment"] if is_routed else [None] * len(part["prompt"])
+        for index, (name, prompt) in enumerate(zip(names, part["prompt"], strict=True), start):
+            if isinstance(prompt, list):
+                yield index, name, tuple(str(one.get("role")) for one in prompt if isinstance(one, Mapping))
 
 
 def check_live_instances(functions: Sequence[Any], pool: EnvironmentPool, args: Any) -> None:

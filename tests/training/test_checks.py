@@ -13,7 +13,7 @@ from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError, EnvironmentContractError
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.rewards import REWARD_KEYWORDS
-from taspo_trl.training.checks import check_arguments, check_environments
+from taspo_trl.training.checks import check_arguments, check_environments, check_openings
 from tests import tiny
 from tests.environments.test_tools import template
 from tests.environments.tool_worlds import Counter
@@ -87,6 +87,48 @@ def test_a_task_id_that_stands_twice_in_evaluation_data_is_refused_at_constructi
     with pytest.raises(ConfigurationError, match=r"'a' stands 2 times.*num_generations_eval"):
         check([{"word": "mug"}] * 2, eval_dataset={"one": twice})
     check([{"task_id": "a"}] * 2, eval_dataset=Dataset.from_list([{"prompt": "play"}] * 3))
+
+
+# ---- the chats that rows open ---------------------------------------------------------------------------------------
+
+
+def prompts(*roles: str) -> dict[str, Any]:
+    return {"target": 1, "prompt": [{"role": role, "content": "hello"} for role in roles]}
+
+
+def check_prompts(*rows: dict[str, Any], name: str = "`train_dataset`", broken: str = "") -> None:
+    text = template("qwen2_5")
+    if broken:
+        text = "{% for one in messages %}{% if one.role == 'system' %}" + broken + "{% endif %}{% endfor %}" + text
+    pool = EnvironmentPool({None: Seeded})
+    try:
+        check_openings(pool, ChatRenderer(byte_bpe(text)), {name: Dataset.from_list(list(rows))})
+    finally:
+        pool.close()
+
+
+def test_a_prompt_that_the_template_refuses_is_found_before_its_row_comes_up():
+    rows = [prompts("user")] * 1500 + [prompts("system", "user")]
+    check_prompts(*rows)
+    message = r"row 1500 of `eval_dataset\['one'\]`.* refuses the messages system, user .*first user message"
+    with pytest.raises(ConfigurationError, match=message):
+        check_prompts(*rows, name="`eval_dataset['one']`", broken="{{ raise_exception('no system') }}")
+    check_prompts({"target": 1, "prompt": "a string"}, broken="{{ raise_exception('no system') }}")
+    check_prompts({"target": 1})
+
+
+def test_orders_of_roles_are_rendered_once_each(monkeypatch):
+    rendered = []
+    monkeypatch.setattr(ChatRenderer, "check_roles", lambda self, roles: rendered.append(roles))
+    check_prompts(*[prompts("user"), prompts("system", "user")] * 300)
+    assert rendered == [("user",), ("system", "user")]
+
+
+def test_a_system_message_that_is_not_shown_is_refused():
+    renderer = ChatRenderer(byte_bpe("{% for one in messages if one.role != 'system' %}{{ one.content }}{% endfor %}"))
+    renderer.check_roles(("user", "assistant", "user"))
+    with pytest.raises(ConfigurationError, match="does not show the system message of the messages system, user"):
+        renderer.check_roles(("system", "user"))
 
 
 # ---- what `reset` needs ---------------------------------------------------------------------------------------------
