@@ -208,7 +208,7 @@ def left_by(run: Path) -> dict[str, Any]:
         "checkpoints": [one.name for one in checkpoints_of(run)],
         "records": {
             file.name: [without_times(json.loads(line)) for line in file.read_text().splitlines()]
-            for file in sorted((run / "_trajectories").iterdir())
+            for file in sorted((run / "_trajectories").glob("*.jsonl"))
         },
         "metrics": log,
         "evaluations": {

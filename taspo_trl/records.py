@@ -39,6 +39,8 @@ from .types import (
 RECORD_VERSION = 2
 """Version 1 held one guidance block for a trajectory; it is still read."""
 READ_VERSIONS = (1, 2)
+METHOD_FILE = "method.json"
+"""Beside a run's records: name, citation and options of the method that made their credit."""
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,7 @@ def _credit_from_json(data: Mapping[str, Any]) -> Credit:
         method=data.get("method", "taspo"),
         turn_advantages=_optional_tuple(data.get("turn_advantages")),
         token_advantages=_optional_rows(data.get("token_advantages")),
+        distill=_optional_tuple(data.get("distill")),
     )
 
 

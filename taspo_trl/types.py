@@ -330,3 +330,6 @@ class Credit:
     """A_it, where the method's differ from A_i."""
     token_advantages: tuple[tuple[float, ...], ...] | None = None
     """A~_itk over the reply tokens, where they are not A_i times the weight."""
+    distill: tuple[float, ...] | None = None
+    """m_k of a method's distillation term: what each reply token of a turn counts in it, for each turn; 0 = the turn
+    has no teacher's score. None for methods without a term."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from ..loss.distillation.base import DistillTerm
 from ..loss.distillation.coefficients import distill_coefficients
 from ..loss.distillation.compose import row_scores
 from ..loss.plan import UpdatePlan
+from ..rows import Row
 from ..scoring.paired import PairedRow
 from ..scoring.pairs import PairPlan, ScoreScope, TurnKey, plan_pairs
 from ..scoring.teachers import TeacherScorer, score_for_term
@@ -48,8 +50,8 @@ class Distilling:
         loss_rows: Mapping[int, LossRow],
         trajectories: Mapping[str, Trajectory],
         guidance: Mapping[str, Guidance],
-    ) -> dict[int, LossRow]:
-        """The rows of this process with the teacher's columns and m_k.
+    ) -> tuple[dict[int, LossRow], dict[TurnKey, float]]:
+        """The rows of this process with the teacher's columns and m_k; and m_k by turn, of the whole batch.
 
         Args:
             plan (`UpdatePlan`), loss_rows (`Mapping[int, LossRow]`):
@@ -77,7 +79,13 @@ class Distilling:
             answered = {turn.turn_idx: scores.get((row.traj_uid, turn.turn_idx)) for turn in row.turns}
             turns = {turn_idx: one for turn_idx, one in answered.items() if one is not None}
             made[k] = replace(loss_rows[k], distill_coefficients=coefficients[k], teacher=row_scores(row, turns))
-        return made
+        of_turns = {
+            (row.traj_uid, turn.turn_idx): coefficients[k][start]
+            for k, row in enumerate(plan.rows)
+            for turn, start in zip(row.turns, _starts(row), strict=True)
+            if turn.length
+        }
+        return made, of_turns
 
     def _scored(self, pairs: PairPlan) -> tuple[dict[TurnKey, TokenScores], set[TurnKey]]:
         """The teacher's scores of each turn, and the turns for which it has none that can be used."""
@@ -118,6 +126,11 @@ class Distilling:
             for turn in row.turns
             if trajectories[row.traj_uid].turns[turn.turn_idx].finish_reason is FinishReason.LENGTH
         }
+
+
+def _starts(row: Row) -> list[int]:
+    """Where the tokens of each turn begin among the row's sampled tokens."""
+    return [0, *itertools.accumulate(turn.length for turn in row.turns)][:-1]
 
 
 def _guided(pair: PairedRow) -> WholeRow:

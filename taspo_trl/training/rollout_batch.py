@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..credit.base import Batch
 from ..credit.states import state_key
-from ..files import spared
+from ..files import spared, write_text
 from ..generation import SamplingSettings
 from ..guidance.stage import GuidanceBatch, GuidanceStage
 from ..loss.batches import LossRow, with_credit
 from ..loss.importance import ImportanceSettings, corrected_rows, correction_metrics, correction_sums
 from ..loss.plan import UpdatePlan, plan_update
 from ..methods import Assigned, Recipe
-from ..records import TrajectoryRecord, write_records
+from ..methods.facts import facts_of
+from ..records import METHOD_FILE, TrajectoryRecord, write_records
 from ..reporting.metrics import rollout_report
 from ..rollout.advantages import scaled_advantages
 from ..rollout.groups import CollectedGroup, Collector
@@ -123,6 +125,7 @@ class ExperienceMaker:
     """Where the method has a distillation term."""
     simulator: Simulator | None = None
     """Where the method asks for what only the simulator knows."""
+    _has_told_method: bool = field(default=False, init=False)
 
     def make(
         self,
@@ -201,14 +204,15 @@ class ExperienceMaker:
                 credits = assigned.credits
                 if self.distilling is not None:
                     by_uid = {t.uid: t for t in trajectories}
-                    loss_rows = self.distilling.rows(plan, loss_rows, by_uid, guided.guidance)
+                    loss_rows, coefficients = self.distilling.rows(plan, loss_rows, by_uid, guided.guidance)
+                    credits = _with_coefficients(credits, trajectories, coefficients)
         except BaseException:
             self.guidance.cancel()
             raise
         finally:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
             records = self._records(collected, guided, credits, rollout, step)
-            self._write_records(records, rollout)
+            self._write_records(records, rollout, num_steps)
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), guided.calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
         report |= {
@@ -296,9 +300,14 @@ class ExperienceMaker:
             for t in one.group.trajectories
         ]
 
-    def _write_records(self, records: Sequence[TrajectoryRecord], rollout: int) -> None:
+    def _write_records(self, records: Sequence[TrajectoryRecord], rollout: int, num_steps: int) -> None:
         if self.settings.records_folder is None or self.collector.process_index != 0:
             return
+        if not self._has_told_method:
+            path = self.settings.records_folder / METHOD_FILE
+            with spared("descriptions of the method", path):
+                write_text(path, json.dumps(facts_of(self.settings.recipe, num_steps), indent=1) + "\n")
+                self._has_told_method = True
         path = self.settings.records_folder / f"rollout_{rollout:06d}.jsonl"
         with spared("records of episodes", path):
             write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
@@ -324,6 +333,19 @@ def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], batch: Batch, 
     return plan.batches(
         {k: with_credit(row, plan.rows[k], tokens[plan.rows[k].traj_uid]) for k, row in loss_rows.items()}
     )
+
+
+def _with_coefficients(
+    credits: Mapping[str, Credit], trajectories: Sequence[Trajectory], coefficients: Mapping[TurnKey, float]
+) -> dict[str, Credit]:
+    """The credit with m_k of each turn, for the records."""
+    return {
+        t.uid: replace(
+            credits[t.uid], distill=tuple(coefficients.get((t.uid, turn), 0.0) for turn in range(len(t.turns)))
+        )
+        for t in trajectories
+        if t.uid in credits
+    }
 
 
 @contextmanager
