@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from taspo_trl.evaluation import EvaluationResult, Play
-from taspo_trl.records import TrajectoryRecord, write_records
+from taspo_trl.records import METHOD_FILE, TrajectoryRecord, write_records
 from taspo_trl.types import (
     Block,
     Credit,
@@ -120,8 +120,36 @@ def small_group(rollout: int = 0) -> list[TrajectoryRecord]:
     ]
 
 
+METHOD = {
+    "kind": "method",
+    "version": 1,
+    "name": "taspo",
+    "line": "turn weights",
+    "papers": [{"reference": "A paper, arXiv:2608.31077", "address": "https://arxiv.org/abs/2608.31077"}],
+    "equations": "w = 1",
+    "contexts": ["aligned"],
+    "teacher": "rollout",
+    "num_steps": 2,
+    "advantage": {"rule": "OutcomeAdvantage", "options": {}},
+    "weight": {
+        "rule": "TurnWeights",
+        "options": {"clip": 2.0, "threshold": 0.0, "temperature": 0.5, "weight_range": 0.4, "step_size": None,
+                    "block": "aligned"},
+    },
+    "distill": None,
+}  # fmt: skip
+"""What training leaves beside the records of [`small_group`]."""
+
+
+def write_method(folder: Path, facts: dict = METHOD) -> None:
+    """Into a folder of records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / METHOD_FILE).write_text(json.dumps(facts))
+
+
 def write_small_run(folder: Path) -> Path:
-    """Two rollout batches, a log and two evaluations."""
+    """Two rollout batches, a log, two evaluations and the method."""
+    write_method(folder / "_trajectories")
     for rollout in range(2):
         write_records(folder / "_trajectories" / f"rollout_{rollout:06d}.jsonl", small_group(rollout))
     history = [
@@ -143,6 +171,7 @@ def write_small_run(folder: Path) -> Path:
 
 def write_large_run(folder: Path, num_trajectories: int = 5000, group_size: int = 8, per_rollout: int = 125) -> Path:
     """A run of many trajectories of 4 to 20 turns, as `per_rollout` groups of `group_size` in each file."""
+    write_method(folder / "_trajectories")
     rng = random.Random(0)
     things = [
         f"{name} {k}" for name in ("desk", "lamp", "mug", "shelf", "fridge", "drawer", "sink") for k in range(1, 9)

@@ -616,7 +616,7 @@ def _luminance(colour):
 @pytest.mark.parametrize(
     ("front", "back"),
     [(front, back) for back in ("page", "panel", "sunken") for front in ("ink", "quiet", "accent")]
-    + [("ink", back) for back in ("light", "heavy", "neutral", "quoted", "action", "note-back")]
+    + [("ink", back) for back in ("blame", "credit", "neutral", "quoted", "action", "note-back")]
     + [("good", "good-back"), ("bad", "bad-back"), ("good", "panel"), ("bad", "panel"), ("quiet", "action")],
 )
 def test_text_is_readable_on_its_background(is_dark, front, back):

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from taspo_trl.records import to_json, write_records
+from taspo_trl.types import Block
 from taspo_trl.viewer import trajectory_html, write_viewer
 from tests.browser import chromium
-from tests.runs import small_group, without_guidance, write_large_run, write_small_run
+from tests.runs import small_group, without_guidance, write_large_run, write_method, write_small_run
 
 
 ATTACK = (
@@ -84,11 +85,16 @@ def test_overview_shows_curves_evaluations_and_where_trajectories_fall(page, sma
     assert titles[:5] == [
         "Success in rollouts", "Reward", "Guidance coverage", "Spread of the weights", "KL to the reference",
     ]  # fmt: skip
-    assert "Seconds per step, by stage" in titles and "eval" in titles
+    assert "Seconds per step, by stage" in titles
     page.wait(f"document.querySelectorAll('.chart svg').length === {len(titles)}")
     evaluations = page.texts("#evaluations tbody tr")
     assert "25.0 % 2/8" in evaluations[0] and "75.0 % 6/8" in evaluations[1]
     assert "+50.0 points, p = 0.13" in evaluations[1]
+    (result,) = page.texts(".result")
+    assert "25.0 %→75.0 %+50.0 points" in result
+    assert "8 tasks in pairs: 4 solved only after, 0 only before, p = 0.13 (may be chance)" in result
+    assert page.texts("#overview h2")[:2] == ["Evaluations, before and after", "Learning curves, means of five steps"]
+    assert page.texts(".method-line, .cite a") == ["taspo turn weights", "A paper, arXiv:2608.31077"]
     assert page.texts(".breakdowns .bar-label")[:3] == ["solved", "limit of turns", "environment raised"]
 
 
@@ -98,6 +104,7 @@ def test_hovering_a_chart_reads_the_step_off_all_charts(page, small):
 
     page.open(small)
     page.wait("document.querySelector('.chart svg')")
+    page.run("document.querySelector('.chart').scrollIntoView({ block: 'center' })")
     left, top, width = page.run(
         """(() => { const box = document.querySelector('.chart svg').getBoundingClientRect();
         return [box.left, box.top, box.width]; })()"""
@@ -118,7 +125,7 @@ def test_every_logged_number_can_be_drawn(page, small):
         menu.value = 'learning_rate'; menu.dispatchEvent(new Event('change')); })()"""
     )
     page.wait("[...document.querySelectorAll('.chart-title')].some((one) => one.textContent === 'learning_rate')")
-    page.click(".block > details summary")
+    page.click("details.logged summary")
     page.wait("document.querySelector('.table-frame.tall')")
     assert page.texts(".table-frame.tall tbody tr")[7].startswith("80.8")  # step 8, success 0.8
 
@@ -194,15 +201,19 @@ def test_heads_sort_up_and_down(page, small):
 def test_trajectory_shows_turns_weights_and_shifts(page, small):
     page.open(f"{small}#trajectory=r0-g0-k1")
     page.wait("document.querySelectorAll('.turn').length === 3")
-    assert page.texts(".turn .weight") == ["w 1.125", "w 1.000", "w 0.875"]
+    assert page.texts(".turn .weight") == ["w 1.125more blame", "w 1.000as the outcome says", "w 0.875less blame"]
     assert page.texts(".turn mark.action")[1] == "<action>take mug 1</action>"
     assert page.texts("#turn-0 .token-number") == ["\u22121.50", "0.00"]
-    assert "invalid" in page.texts("#turn-1 header")[0]
-    assert "A·w \u22120.787" in page.texts("#turn-0 header")[0]  # -0.7 * 1.125
+    assert "refused" in page.texts("#turn-1 header")[0]
+    assert "carries \u22120.787" in page.texts("#turn-0 header")[0]  # -0.7 * 1.125
     first, second, third = page.run(
         "[...document.querySelectorAll('.turn .weight')].map((one) => getComputedStyle(one).backgroundColor)"
     )
     assert len({first, second, third}) == 3  # above, at and below 1
+    (mover,) = page.texts("#turn-2 .mover")
+    assert mover == "A success did the same: 1. Go to the desk. r0-g0-k0 · turn 0go to desk 1"
+    assert page.texts("#turn-2 .arithmetic b") == ["w 0.875"]
+    assert [row[0] for row in page.texts(".minimap a")] == ["0", "1", "2"]
     assert page.texts(".turn .answer pre") == ["A mug 1!"]  # the others are the next turns' observations
 
 
@@ -313,7 +324,7 @@ def test_group_stands_side_by_side(page, small):
     )
     assert [row[0] for row in rows] == ["0", "1", "2"]
     assert rows[0][1:] == ["go to desk 1\nw 1.000", "go to lamp 1\nw 1.125", ""]
-    assert rows[1][2] == "take mug 1\nw 1.000 · invalid"
+    assert rows[1][2] == "take mug 1\nw 1.000 · refused"
     page.click('.guidance a[data-mark="x0.0.post"]')  # the group's evidence leads to its turns too
     page.wait("document.querySelector('mark.quoted')")
     assert page.texts("mark.quoted") == ["is a mug 1."]
@@ -340,13 +351,18 @@ def hostile_records():
         )
         guidance = record.guidance
         statements = tuple(dataclasses.replace(line, text=ATTACK) for line in guidance.statements)
-        guidance = dataclasses.replace(guidance, text=ATTACK, statements=statements, construction=ATTACK)
+        blocks = {ATTACK: Block.whole((7,), len(turns), ATTACK)}
+        guidance = dataclasses.replace(guidance, blocks=blocks, statements=statements, construction=ATTACK)
         attacked.append(dataclasses.replace(record, trajectory=one, guidance=guidance, group_id=ATTACK))
     return attacked
 
 
 def test_markup_in_a_record_is_shown_as_text_and_does_not_run(page, tmp_path):
     write_records(tmp_path / "_trajectories" / "rollout_000000.jsonl", hostile_records())
+    paper = {"reference": ATTACK, "address": "javascript:window.attacked = 5"}
+    options = {"rule": ATTACK, "options": {ATTACK: ATTACK}}
+    hostile = {"line": ATTACK, "equations": ATTACK, "papers": [paper], "contexts": [ATTACK], "weight": options}
+    write_method(tmp_path / "_trajectories", {"name": "taspo"} | hostile)
     address = write_viewer(tmp_path).as_uri()
     page.open(f"{address}#trajectory=r0-g0-k1")
     page.wait("document.querySelectorAll('.turn').length === 3")
@@ -376,6 +392,7 @@ def test_codes_that_name_parts_of_the_language_are_only_texts(page, tmp_path, co
         support["field"] = code
     path = tmp_path / "rollout_000000.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_method(tmp_path)
     state = {"log_history": [{"step": 1, code: 1.0}, {"step": 2, code: 2.0}]}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     address = write_viewer(tmp_path).as_uri()
@@ -478,17 +495,42 @@ def test_run_without_trajectories_opens(page, tmp_path):
     page.wait("document.querySelector('.count').textContent === '0 trajectories'")
 
 
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("place", ["view=overview", "view=trajectories", "trajectory=r0-g0-k1", "siblings=r0-g0"])
-def test_nothing_is_wider_than_a_laptop(page, small, place, is_dark):
-    page.resize(1280, 720, is_dark)
+@pytest.mark.parametrize(
+    ("width", "height", "is_dark"),
+    [(1280, 720, False), (1280, 720, True), (390, 844, False), (390, 844, True)],
+    ids=["laptop", "dark laptop", "phone", "dark phone"],
+)
+def test_nothing_is_cut_off(page, small, width, height, is_dark):
+    page.resize(width, height, is_dark)
     try:
-        page.open(f"{small}#{place}")
-        assert page.run("document.documentElement.scrollWidth") <= 1280
-        assert page.run("document.documentElement.scrollHeight") <= 720  # the panes scroll, not the page
-        assert page.run("document.querySelector('main > section:not([hidden])').scrollWidth") <= 1280
+        for place in ("view=overview", "view=trajectories", "trajectory=r0-g0-k1", "siblings=r0-g0"):
+            page.visit("about:blank")
+            page.open(f"{small}#{place}")
+            page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+            assert page.run("document.documentElement.scrollWidth") <= width, place
+            assert page.run("document.documentElement.scrollHeight") <= height, place  # panes scroll, not the page
+            # What is wider than its pane stands in a box that scrolls.
+            outside = page.run(
+                f"""[...document.querySelectorAll('main > section:not([hidden]) *')].filter((one) =>
+                one.getBoundingClientRect().right > {width} + 1 && one.checkVisibility() &&
+                !one.closest('.table-frame, .matrix-frame, .equations')).map((one) => one.className || one.tagName)"""
+            )
+            assert outside == [], place
+            if place != "view=trajectories":
+                assert page.run("document.querySelector('main > section:not([hidden]) .reading') !== null"), place
     finally:
         page.resize(1280, 800)
+
+
+def test_page_of_a_run_that_goes_on_loads_itself_again(page, tmp_path):
+    path = write_viewer(write_small_run(tmp_path), reload_seconds=0.2)
+    page.open(f"{path.as_uri()}#trajectory=r0-g0-k1&turn=2")
+    page.wait("document.querySelector('#turn-2.is-current')")
+    page.run("window.isOld = true")
+    write_viewer(tmp_path)
+    page.wait("window.isOld === undefined && document.documentElement?.dataset.ready !== undefined")
+    page.wait("document.querySelector('#turn-2.is-current')")  # where one was
+    assert page.run("document.documentElement.dataset.reload") is None  # the run is over
 
 
 def test_every_control_has_a_name(page, small):

@@ -14,7 +14,7 @@ from .lenient import number, whole
 
 
 def load_evaluations(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(evaluations by name and step, notes on files that hold none)."""
+    """(evaluations by name and step, greedy ones first, notes on files that hold none)."""
     found: list[tuple[str, int | None, EvaluationResult, dict[str, Any]]] = []
     notes = []
     for path in paths:
@@ -25,13 +25,18 @@ def load_evaluations(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], list[
         except (ConfigurationError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
             # A page may be passed on; where its run lay is nobody's business.
             notes.append(f"{path.name} is not shown: {str(error).replace(str(path), path.name)}")
-    found.sort(key=lambda one: (one[0], -1 if one[1] is None else one[1]))
+    found.sort(key=lambda one: (is_sampled(one[2]), one[0], -1 if one[1] is None else one[1]))
     first: dict[str, EvaluationResult] = {}
     shown = []
     for name, step, result, summary in found:
         since = first.setdefault(name, result)
         shown.append({"name": name, "step": step, **summary, "since_first": _paired(since, result)})
     return shown, notes
+
+
+def is_sampled(result: EvaluationResult) -> bool:
+    """Whether its replies were drawn, not taken greedily; greedy ones stand first."""
+    return bool(number(result.settings.get("temperature")))
 
 
 def _name_and_step(path: Path, result: EvaluationResult) -> tuple[str, int | None]:
@@ -49,6 +54,7 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
         "macro": macro if macro[0] is not None else None,
         "score": number(metrics["score"]),
         "turns": number(metrics["turns"]),
+        "temperature": number(result.settings.get("temperature")),
         "num_plays": len(result.plays),
         "num_failed": len(result.plays) - len(result.usable),
         "families": [[family, _rate(rate)] for family, rate in result.families().items()],

@@ -7,10 +7,14 @@ once for the group and referred to by their number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from .arithmetic import Line, lines_of_group
 from .blocks import shown_block
+from .index import tilts_of
 from .lenient import at, items, mapping, number, text, whole
+from .movers import mover_of
 from .reply import reply_parts
 
 
@@ -31,7 +35,9 @@ class _Texts:
         return self._numbers[value]
 
 
-def group_data(records: Sequence[Mapping[str, Any]], token_text: TokenText) -> dict[str, Any]:
+def group_data(
+    records: Sequence[Mapping[str, Any]], token_text: TokenText, facts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What the page shows of a group.
 
     Args:
@@ -39,16 +45,21 @@ def group_data(records: Sequence[Mapping[str, Any]], token_text: TokenText) -> d
             The raw records of its members, in the order in which they are shown.
         token_text (`Callable`):
             Token id -> text, or None.
+        facts (`Mapping[str, Any]`, *optional*):
+            The method, for the way from support to weight; without it the weights stand alone.
     """
     texts = _Texts()
-    members = [_member(record, texts, token_text) for record in records]
+    lines = lines_of_group(records, facts or {})
+    members = [_member(record, of_turns, texts, token_text) for record, of_turns in zip(records, lines, strict=True)]
     # The extraction belongs to the group; every record carries a copy.
     extraction = next((record["extraction"] for record in records if record.get("extraction")), None)
     return {"texts": texts.values, "extraction": _extraction(extraction), "members": members}
 
 
-def _member(record: Mapping[str, Any], texts: _Texts, token_text: TokenText) -> dict[str, Any]:
+def _member(record: Mapping[str, Any], lines: Sequence[Line], texts: _Texts, token_text: TokenText) -> dict[str, Any]:
     credit = mapping(record.get("credit"))
+    tilts = tilts_of(record)
+    guidance = mapping(record.get("guidance"))
     return {
         "uid": text(record.get("uid")),
         "opening": [
@@ -61,7 +72,13 @@ def _member(record: Mapping[str, Any], texts: _Texts, token_text: TokenText) -> 
         "seconds": number(record.get("seconds"), 2),
         "error": text(record.get("error")),
         "turns": [
-            _turn(mapping(turn), t, credit, texts, token_text) for t, turn in enumerate(items(record.get("turns")))
+            _turn(mapping(turn), t, credit, texts, token_text)
+            | {
+                "tilt": number(tilts[t], 4),
+                "line": lines[t],
+                "mover": _mover(mapping(turn), t, credit, guidance),
+            }
+            for t, turn in enumerate(items(record.get("turns")))
         ],
         "guidance": _guidance(record.get("guidance")),
         "fallback": text(credit.get("fallback")) if credit else None,
@@ -87,9 +104,29 @@ def _turn(
         "action_tokens": sum(bool(flag) for flag in items(turn.get("action_mask"))),
         "weight": number(at(items(credit.get("weights")), t), 4),
         "support": number(at(items(credit.get("supports")), t), 4),
+        "carried": number(_carried(t, credit), 4),
         "unscorable": text(score.get("unscorable")),
         "tokens": _tokens(turn, t, score, credit, texts, token_text),
     }
+
+
+def _carried(t: int, credit: Mapping[str, Any]) -> float | None:
+    """The mean of A~ over the reply of a turn."""
+    told = [value for value in map(number, items(at(items(credit.get("token_advantages")), t))) if value is not None]
+    if told:
+        return sum(told) / len(told)
+    advantage, weight = number(credit.get("advantage")), number(at(items(credit.get("weights")), t))
+    return None if advantage is None or weight is None else advantage * weight
+
+
+def _mover(
+    turn: Mapping[str, Any], t: int, credit: Mapping[str, Any], guidance: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The statement nearest to a turn that was scored with guidance."""
+    if number(at(items(credit.get("supports")), t)) is None:
+        return None
+    found = mover_of(t, text(turn.get("action")), guidance)
+    return None if found is None else asdict(found)
 
 
 def _tokens(

@@ -20,7 +20,18 @@ from typing import Any
 from ..redaction import without_secrets
 
 
-STYLES = ("base.css", "overview.css", "charts.css", "list.css", "trajectory.css", "siblings.css", "guidance.css")
+STYLES = (
+    "base.css",
+    "reading.css",
+    "overview.css",
+    "evaluations.css",
+    "charts.css",
+    "list.css",
+    "trajectory.css",
+    "glance.css",
+    "siblings.css",
+    "guidance.css",
+)
 SCRIPTS = (
     "dom.js",
     "store.js",
@@ -28,6 +39,7 @@ SCRIPTS = (
     "words.js",
     "quotes.js",
     "charts.js",
+    "reading.js",
     "evaluations.js",
     "overview.js",
     "selection.js",
@@ -41,7 +53,13 @@ SCRIPTS = (
 """In the order in which they build on each other."""
 
 
-def page(title: str, chunks: Iterable[tuple[str, Any]], *, is_embedded: bool = False) -> Iterator[str]:
+def page(
+    title: str,
+    chunks: Iterable[tuple[str, Any]],
+    *,
+    is_embedded: bool = False,
+    reload_seconds: float | None = None,
+) -> Iterator[str]:
     """The page, part by part, so that a large run need not fit into memory.
 
     Args:
@@ -51,11 +69,15 @@ def page(title: str, chunks: Iterable[tuple[str, Any]], *, is_embedded: bool = F
             (element id, JSON data) of what the page embeds; each is unpacked when it is needed.
         is_embedded (`bool`, *optional*, defaults to `False`):
             A page inside another one: only a trajectory, and links that leave the address alone.
+        reload_seconds (`float`, *optional*):
+            How often the page loads itself again; None = never.
     """
+    marks = " data-embedded" if is_embedded else ""
+    marks += "" if reload_seconds is None else f' data-reload="{reload_seconds:g}"'
     styles = [asset(name) for name in STYLES]
     scripts = [asset(name) for name in SCRIPTS]
     yield "<!DOCTYPE html>\n"
-    yield f'<html lang="en"{" data-embedded" if is_embedded else ""}>\n<head>\n<meta charset="utf-8">\n'
+    yield f'<html lang="en"{marks}>\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(styles, scripts)}">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'

@@ -18,7 +18,8 @@ from .evaluations import load_evaluations
 from .groups import TokenText, group_data
 from .history import Series, load_history, series_from_rows
 from .index import Row, columns, row_of, unique
-from .lenient import text
+from .lenient import mapping, text
+from .method import load_facts, shown_method, usual_facts
 from .page import page
 from .sources import RunFiles, find_run, read_lines
 from .token_texts import load_token_texts
@@ -27,9 +28,11 @@ from .token_texts import load_token_texts
 _NUM_FAULTS_SHOWN = 20
 
 
-def write_viewer(run_dir: str | os.PathLike, output: str | os.PathLike | None = None) -> Path:
+def write_viewer(
+    run_dir: str | os.PathLike, output: str | os.PathLike | None = None, *, reload_seconds: float | None = None
+) -> Path:
     """
-    Write one HTML page that shows a run: curves, evaluations, trajectories with their turns, guidance and weights.
+    Write one HTML page that shows a run: evaluations, curves, trajectories with their turns, guidance and weights.
 
     The page needs no server and loads nothing. Whatever the run left is shown: without a log, evaluations, guidance or
     weights the page says so.
@@ -49,6 +52,9 @@ def write_viewer(run_dir: str | os.PathLike, output: str | os.PathLike | None = 
             or a single one.
         output (`str` or `PathLike`, *optional*):
             File to write. If `None`, `_view.html` in the run's folder.
+        reload_seconds (`float`, *optional*):
+            For a run that goes on: an open page loads itself again so often, and stays where one was. See
+            [`~taspo_trl.viewer.watch.watch`].
 
     Returns:
         `Path`: the file; it appears only when it is complete.
@@ -59,7 +65,8 @@ def write_viewer(run_dir: str | os.PathLike, output: str | os.PathLike | None = 
     run = find_run(run_dir)
     path = Path(output) if output is not None else run.output
     with replacing(path) as file:
-        file.writelines(page(as_unicode(f"{run.name} · TASPO"), _chunks(run, Path(run_dir))))
+        title = as_unicode(f"{run.name} · TASPO")
+        file.writelines(page(title, _chunks(run, Path(run_dir)), reload_seconds=reload_seconds))
     return path
 
 
@@ -125,6 +132,11 @@ class _Pages:
     """(id, task) of each."""
     rejections: Counter[str] = field(default_factory=Counter)
     """By stage and reason."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The method as the run told it."""
+    methods: Counter[str] = field(default_factory=Counter)
+    """Records by the method that they carry."""
+    _usual: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, records: Sequence[Mapping[str, Any]], is_partial: bool) -> Iterator[tuple[str, Any]]:
         """The chunks of the groups in `records`."""
@@ -137,11 +149,25 @@ class _Pages:
             self.group_numbers.extend([len(self.groups)] * len(rows))
             self.rows.extend(rows)
             self.groups.append((group_id, task))
-            data = group_data(members, self.token_text)
+            self.methods.update(row.method for row in rows if row.method)
+            data = group_data(members, self.token_text, self._facts_of(rows))
             for one in (data["extraction"], *(member["guidance"] for member in data["members"])):
                 for rejection in one["rejections"] if one else ():
                     self.rejections[f"{rejection['stage']}: {rejection['reason']}"] += 1
             yield f"group-{len(self.groups) - 1}", data
+
+    def _facts_of(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Of the method that a group carries: told by the run, else what its name means."""
+        name = next((row.method for row in rows if row.method), "")
+        if not name or text(self.facts.get("name")) == name:
+            return self.facts
+        if name not in self._usual:
+            self._usual[name] = usual_facts(name)
+        return self._usual[name]
+
+    def _shown_facts(self) -> dict[str, Any]:
+        last = next(iter(reversed(self._usual.values())), {})
+        return self.facts or last
 
     def index(
         self,
@@ -158,6 +184,7 @@ class _Pages:
             "notes": notes,
             "history": {"source": source, "series": series},
             "evaluations": evaluations,
+            "method": shown_method(mapping(self._shown_facts()), self.methods),
             "rejections": self.rejections.most_common(),
             "groups": {
                 "key": unique([group_id for group_id, _ in self.groups]),
@@ -169,7 +196,8 @@ class _Pages:
 
 def _chunks(run: RunFiles, folder: Path) -> Iterator[tuple[str, Any]]:
     """All data of a run; one file of records is in memory at a time."""
-    pages = _Pages(load_token_texts(run.tokenizer))
+    facts, method_notes = load_facts(run.records[0].path.parent if run.records else None)
+    pages = _Pages(load_token_texts(run.tokenizer), facts=facts)
     faults: list[str] = []
     versions: set[str] = set()
     for file in run.records:
@@ -182,7 +210,14 @@ def _chunks(run: RunFiles, folder: Path) -> Iterator[tuple[str, Any]]:
     if not series:
         source, series = "", series_from_rows(pages.rows)
     evaluations, evaluation_notes = load_evaluations(run.evaluations)
-    notes = [*run.notes, *log_notes, *evaluation_notes, *_version_notes(versions), *_fault_notes(faults)]
+    notes = [
+        *run.notes,
+        *method_notes,
+        *log_notes,
+        *evaluation_notes,
+        *_version_notes(versions),
+        *_fault_notes(faults),
+    ]
     yield "index", pages.index(run.name, (source, series), evaluations, notes)
     yield "search", [row.actions for row in pages.rows]
 

@@ -62,7 +62,13 @@ const guidance = (() => {
     );
   }
 
-  const frame = (title, ...content) => h("aside.guidance", { "aria-label": title }, h("h3", title), content);
+  /** Folded where it does not stand beside the turns. */
+  const frame = (title, ...content) =>
+    h(
+      "aside.guidance",
+      { "aria-label": title },
+      h("details.fold", { open: matchMedia("(min-width: 900px)").matches }, h("summary", h("h3", title)), content),
+    );
 
   function statement(one, number, given, at) {
     const own = one.support.map((support, k) =>
@@ -81,7 +87,7 @@ const guidance = (() => {
     );
     return h(
       "li",
-      { id: `statement-${number}` },
+      { id: `statement-${number}`, "data-statement": number },
       h("p.statement", one.text),
       own.length > 0 && h("ul.quotes.own", own),
       one.evidence_ids.map((id) => {
@@ -198,5 +204,48 @@ const guidance = (() => {
     );
   }
 
-  return { panel, extraction, resolve };
+  /** The statement nearest to a turn: what ties them, its text, and a quote with the episode that it comes from. */
+  function moved(turn, at) {
+    const given = at.member.guidance;
+    if (!given || turn.support === null || given.statements.length === 0) return null;
+    const found = turn.mover;
+    if (!found)
+      return h("p.mover.quiet", "No statement names this action: the block moved it as a whole.");
+    const one = given.statements[found.statement];
+    const sibling = found.uid === "" ? at.member : at.group.members.find((member) => member.uid === found.uid);
+    const place = `${found.uid || "here"} · turn ${found.turn ?? "?"}`;
+    const quoted = found.quote !== "" && [
+      h("span.place", place),
+      found.mark && sibling
+        ? h(
+            "a",
+            {
+              href: router.href({
+                trajectory: store.rows.key[sibling.row],
+                turn: found.turn,
+                mark: found.mark,
+                from: sibling === at.member ? null : store.rows.key[at.row],
+              }),
+            },
+            h("q", { dir: "auto" }, found.quote),
+          )
+        : h("q", { dir: "auto" }, found.quote),
+    ];
+    return h(
+      "p.mover",
+      h("span.quiet", `${TIES.get(found.how) ?? found.how}: `),
+      h("b", { dir: "auto" }, `${found.statement + 1}. ${one?.text ?? ""}`),
+      " ",
+      quoted && h("span.mover-quote", quoted),
+    );
+  }
+
+  const TIES = new Map([
+    ["same", "A success did the same"],
+    ["names", "Nearest statement"],
+    ["quotes", "Statement that quotes this turn"],
+    ["only", "The only statement"],
+  ]);
+
+  return { panel, extraction, resolve, moved };
 })();

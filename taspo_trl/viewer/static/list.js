@@ -19,7 +19,7 @@ const list = (() => {
     ["reward", "reward", "Reward"],
     ["advantage", "A", "Advantage"],
     ["guided", "guidance", "Guidance"],
-    ["spread", "weights by turn", "Spread of the weights"],
+    ["spread", "credit by turn", "Spread of the weights"],
   ];
   const ORDERS = [
     ["", "order of the run"],
@@ -73,6 +73,7 @@ const list = (() => {
         ["unknown", "not recorded"],
       ]),
       credit: choice(distinct("credit").map((one) => [one, words.reason(one)])),
+      flagged: choice([["yes", "refused, yet credited"]]),
       steps: input("text", "12 or 10-20"),
       rollout: input("text", "12 or 10-20"),
       group: input("text", "r3-g1"),
@@ -98,6 +99,7 @@ const list = (() => {
         several && labelled("Environment", fields.environment),
         labelled("Guidance", fields.guided),
         labelled("Credit", fields.credit),
+        labelled("Flag", fields.flagged),
         labelled("Steps", fields.steps),
         labelled("Rollout", fields.rollout),
         labelled("Group", fields.group),
@@ -258,7 +260,12 @@ const list = (() => {
           h("span.under.quiet", `${rows.key[row]} · ${rows.family[row]} · ${words.reason(rows.stop[row])}`),
         ),
         cell("family", rows.family[row]),
-        cell("stop", words.reason(rows.stop[row]), rows.partial[row] && h("span.tag", "partial file")),
+        cell(
+          "stop",
+          words.reason(rows.stop[row]),
+          rows.partial[row] && h("span.tag", "partial file"),
+          rows.flagged[row] > 0 && h("b.flag", { title: "a refused action was credited" }, " ⚑"),
+        ),
         cell("turns", rows.turns[row]),
         cell("reward", words.short(rows.reward[row])),
         cell("advantage", words.signed(rows.advantage[row], 2)),
@@ -275,19 +282,20 @@ const list = (() => {
     );
   }
 
-  /** The weights of all turns as a strip of colours. */
+  /** The credit of all turns as a strip of colours. */
   function strip(row) {
     const { rows } = store;
     const turns = rows.turns[row];
     const weights = rows.weights[row];
+    const tilts = rows.tilts[row];
     const label = weights.length
       ? `weights ${(Math.min(...weights) / 100).toFixed(2)} to ${(Math.max(...weights) / 100).toFixed(2)}`
       : rows.credit[row] === "not recorded"
         ? "weights not recorded"
         : `all weights 1: ${words.reason(rows.credit[row])}`;
     const stops = Array.from({ length: turns }, (_, turn) => {
-      const colour = words.weightColour(
-        weights.length ? weights[turn] / 100 : rows.credit[row] === "not recorded" ? null : 1,
+      const colour = words.tiltColour(
+        tilts.length ? tilts[turn] / 100 : rows.credit[row] === "not recorded" ? null : 0,
       );
       return `${colour} ${((100 * turn) / turns).toFixed(2)}% ${((100 * (turn + 1)) / turns).toFixed(2)}%`;
     });

@@ -9,8 +9,8 @@ const main = (() => {
     if (typeof DecompressionStream === "undefined")
       throw new Error("This browser is too old for this page: it lacks DecompressionStream (2023).");
     const index = await store.open();
-    const distances = index.rows.weights.flatMap((weights) => weights.map((weight) => Math.abs(weight - 100)));
-    words.scaleTo(distances.reduce((widest, one) => Math.max(widest, one), 0) / 100);
+    const sizes = Float64Array.from(index.rows.tilts.flat(), Math.abs).sort();
+    words.scaleTo((sizes[Math.floor(0.98 * (sizes.length - 1))] ?? 0) / 100);
     dom.byId("run-name").textContent = index.name;
     dom.byId("nav-trajectories").append(h("span.quiet", ` ${index.rows.key.length.toLocaleString("en")}`));
     dom.byId("help-button").addEventListener("click", () => dom.byId("help").showModal());
@@ -21,6 +21,26 @@ const main = (() => {
     // After the first frame, in which the charts learn how wide they are.
     await new Promise((resume) => requestAnimationFrame(() => setTimeout(resume)));
     document.documentElement.dataset.ready = performance.now().toFixed(0);
+    renew();
+  }
+
+  /** A page of a run that goes on loads itself again, where the reader is, unless they are busy with it. */
+  function renew() {
+    const seconds = Number(document.documentElement.dataset.reload);
+    if (!(seconds > 0)) return;
+    const pane = () =>
+      dom.byId("detail").hidden ? document.querySelector("main > section:not([hidden])") : dom.byId("detail");
+    if (history.state?.top) pane().scrollTop = history.state.top;
+    const isBusy = () =>
+      document.hidden ||
+      dom.byId("help").open ||
+      !getSelection().isCollapsed ||
+      document.activeElement?.matches?.("input, select");
+    setInterval(() => {
+      if (isBusy()) return;
+      history.replaceState({ top: pane().scrollTop }, "", location.href);
+      location.reload();
+    }, seconds * 1000);
   }
 
   /** The row of the trajectory that the address names; undefined when it names none. */

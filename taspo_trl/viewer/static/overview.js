@@ -1,6 +1,6 @@
 "use strict";
 
-/* The first view: what the run is, its curves, its evaluations, and where its trajectories fall. */
+/* The first view: which method, its evaluations before and after, its curves, and where its trajectories fall. */
 const overview = (() => {
   const { h } = dom;
   const share = { format: (value) => words.percent(value), tick: words.percentTick, low: 0 };
@@ -31,13 +31,73 @@ const overview = (() => {
     const linked = new charts.Linked();
     dom.show(
       container,
-      facts(index),
-      notes(index.notes),
-      curves(index.history, linked),
+      method(index.method),
+      reading.panel("overview"),
       evaluations.section(index.evaluations, linked),
+      facts(index),
+      curves(index, linked),
       breakdowns(index),
+      notes(index.notes),
     );
   }
+
+  // ---- the method ------------------------------------------------------------------------------------------------
+
+  function method({ name, names, line, note, papers, equations, contexts, teacher, parts, distill, assumed }) {
+    if (!name && names.length === 0) return null;
+    const others = names.filter(([one]) => one !== name);
+    return h(
+      "header.method",
+      h("p.method-line", h("b", name || names[0][0]), line && [" ", line]),
+      h(
+        "p.quiet",
+        [
+          contexts.length > 0 && `guidance: ${contexts.map((one) => one.replaceAll("_", " ")).join(", ")}`,
+          teacher && `teacher: ${TEACHERS.get(teacher) ?? teacher}`,
+          distill && `loss: ${distill.policy_share} · policy + ${distill.share} · term (${distill.reduction.replaceAll("_", " ")})`,
+          others.length > 0 && `also in these records: ${others.map(([one, n]) => `${one} (${n})`).join(", ")}`,
+        ]
+          .filter(Boolean)
+          .join(" · "),
+      ),
+      papers.length > 0 &&
+        h(
+          "p.quiet.cite",
+          "Cite: ",
+          papers.map(([reference, address], k) => [
+            k > 0 && "; ",
+            address ? h("a", { href: address, rel: "noopener noreferrer", target: "_blank" }, reference) : reference,
+          ]),
+        ),
+      (equations || parts.length > 0) &&
+        h(
+          "details",
+          h("summary", "Equations and options"),
+          equations && h("pre.equations", equations),
+          note && h("p.hint", note),
+          assumed && h("p.hint", "The run did not write its options down: these are the method's defaults."),
+          h(
+            "dl.options",
+            parts.map(([part, rule, options]) => [
+              h("dt", part),
+              h(
+                "dd",
+                h("code", rule),
+                options.length > 0 && [" ", options.map(([option, value]) => h("span.tag", `${option} ${value}`))],
+              ),
+            ]),
+          ),
+        ),
+    );
+  }
+
+  const TEACHERS = new Map([
+    ["rollout", "the policy itself"],
+    ["stale", "an older copy of the policy"],
+    ["ema", "an average of the policy's weights"],
+    ["frozen", "the initial policy"],
+    ["model", "another model"],
+  ]);
 
   // ---- facts -----------------------------------------------------------------------------------------------------
 
@@ -47,6 +107,7 @@ const overview = (() => {
     const success = history.series.success ?? [];
     const guided = rows.guided.filter(Boolean).length;
     const moved = rows.credit.filter((credit) => credit === "weighted").length;
+    const flagged = rows.flagged.reduce((sum, one) => sum + one, 0);
     const tiles = [
       ["Trajectories", total.toLocaleString("en"), words.count(groups.key.length, "group")],
       [
@@ -56,8 +117,12 @@ const overview = (() => {
       ],
       [
         "Success in rollouts",
-        success.length ? words.percent(success.at(-1)[1]) : "–",
-        success.length ? `first ${words.percent(success[0][1])}` : "not logged",
+        success.length ? words.percent(mean(success.slice(-5))) : "–",
+        success.length > 5
+          ? `last five steps; first five ${words.percent(mean(success.slice(0, 5)))}`
+          : success.length
+            ? "mean of the steps"
+            : "not logged",
       ],
       [
         "With guidance",
@@ -65,12 +130,25 @@ const overview = (() => {
         words.count(guided, "trajectory", "trajectories"),
       ],
       ["Weights moved", total ? words.percent(moved / total) : "–", words.count(moved, "trajectory", "trajectories")],
+      [
+        "Refused, yet credited ⚑",
+        flagged.toLocaleString("en"),
+        flagged > 0
+          ? h(
+              "a",
+              { href: "#view=trajectories&flagged=yes", "data-filters": true },
+              `in ${words.count(rows.flagged.filter(Boolean).length, "success", "successes")}`,
+            )
+          : "actions in successes",
+      ],
     ];
     return h(
       "dl.tiles",
       tiles.map(([name, value, detail]) => h("div", h("dt", name), h("dd", value), h("dd.quiet", detail))),
     );
   }
+
+  const mean = (points) => points.reduce((sum, [, y]) => sum + y, 0) / points.length;
 
   function notes(texts) {
     return (
@@ -89,16 +167,17 @@ const overview = (() => {
 
   // ---- curves ----------------------------------------------------------------------------------------------------
 
-  function curves({ source, series }, linked) {
-    const head = [h("h2", "Learning curves")];
+  function curves({ history: { source, series }, evaluations: held }, linked) {
+    const head = [h("h2", "Learning curves, means of five steps")];
     if (Object.keys(series).length === 0)
       return block(head, h("p.hint", "This run left no log and no trajectories with a step."));
+    if (source) head[0].title = `Logged numbers from ${source}`;
     head.push(
       h(
         "p.hint",
-        source
-          ? `Logged numbers from ${source}. Where there are more than five, the strong line is the mean of the last five.`
-          : "This run left no log, so these curves are computed from its trajectories.",
+        source ? "" : "This run left no log, so these curves are computed from its trajectories. ",
+        "The strong line is the mean of five steps, that one and the four before it; the thin line is each step. ",
+        evaluations.beside(held),
       ),
     );
     const grid = h(
@@ -113,7 +192,7 @@ const overview = (() => {
   function line({ title, format = words.short, tick, low }, points, linked) {
     const smooth = points.length > 5;
     const series = [{ name: "", className: smooth ? "faint" : "main", points }];
-    if (smooth) series.push({ name: "mean", className: "main", points: charts.averaged(points) });
+    if (smooth) series.push({ name: "mean of 5", className: "main", points: charts.averaged(points) });
     return charts.chart({ title, format, tick, low, linked, series });
   }
 
@@ -162,7 +241,7 @@ const overview = (() => {
   function valueTable(series, shown) {
     const names = [...shown].filter((name) => series[name]);
     const details = h(
-      "details",
+      "details.logged",
       {
         ontoggle: () => {
           if (details.open && details.children.length === 1) details.append(build());
@@ -177,6 +256,7 @@ const overview = (() => {
       const steps = [...new Set(names.flatMap((name) => series[name].map(([step]) => step)))].sort((a, b) => a - b);
       return h(
         "div.table-frame.tall",
+        { tabindex: 0, role: "region", "aria-label": "Logged numbers" },
         h(
           "table",
           h(

@@ -4,7 +4,7 @@
 const selection = (() => {
   /** Filters by exact value: address name -> column of the index. */
   const EXACT = { family: "family", environment: "environment", outcome: "outcome", stop: "stop", credit: "credit" };
-  const FILTERS = ["q", "steps", "rollout", "group", "guided", ...Object.keys(EXACT)];
+  const FILTERS = ["q", "steps", "rollout", "group", "guided", "flagged", ...Object.keys(EXACT)];
   const GUIDED = new Map([
     ["yes", true],
     ["no", false],
@@ -37,6 +37,7 @@ const selection = (() => {
       if (state.has(name)) tests.push((row) => rows[column][row] === state.get(name));
     }
     if (state.has("guided")) tests.push((row) => rows.guided[row] === GUIDED.get(state.get("guided")));
+    if (state.has("flagged")) tests.push((row) => rows.flagged[row] > 0);
     if (state.has("steps")) tests.push(within(rows.step, state.get("steps")));
     if (state.has("rollout")) tests.push(within(rows.rollout, state.get("rollout")));
     if (state.has("group")) tests.push((row) => groups.key[rows.group[row]].startsWith(state.get("group")));

@@ -1,6 +1,6 @@
 "use strict";
 
-/* The members of a group side by side: actions by turn, weights as colour. */
+/* The members of a group side by side: actions by turn, credit as colour. */
 const siblings = (() => {
   const { h } = dom;
   async function show(container, number, state) {
@@ -17,6 +17,7 @@ const siblings = (() => {
         h("p.task", { dir: "auto" }, index.groups.task[number]),
         h("p.quiet", facts(rows)),
         legend(),
+        reading.panel("group"),
       ),
       h(
         "div.matrix-frame",
@@ -66,19 +67,25 @@ const siblings = (() => {
       h("th", { scope: "row" }, String(number)),
       members.map((member) => {
         const turn = member.turns[number];
+        const advantage = store.rows.advantage[member.row];
         if (!turn) return h("td.none");
         return h(
           "td",
-          { style: { "--weight": words.weightColour(turn.weight) } },
+          { style: { "--weight": words.tiltColour(turn.weight === null ? null : turn.tilt) } },
           h(
             "a",
             {
               href: router.href({ trajectory: store.rows.key[member.row], turn: number }),
               class: turn.valid === false ? "invalid" : "",
-              title: turn.action,
+              title: `${turn.action}\n${words.tiltWords(turn.tilt, advantage)}`,
             },
             h("span.action-text", { dir: "auto" }, turn.action || "(no action)"),
-            h("span.under", `w ${words.fixed(turn.weight, 3)}`, turn.valid === false && " · invalid"),
+            h(
+              "span.under",
+              `w ${words.fixed(turn.weight, 3)}`,
+              turn.valid === false && " · refused",
+              turns.isFlagged(turn, advantage) && h("b.flag", { title: "refused, yet credited" }, " ⚑"),
+            ),
           ),
         );
       }),
@@ -87,12 +94,18 @@ const siblings = (() => {
 
   /** What the colours mean. */
   function legend() {
-    const share = (factor) => 1 + factor * words.span;
+    const ends = [
+      [-1, "more blame, less credit"],
+      [-0.5, ""],
+      [0, "as the outcome says"],
+      [0.5, ""],
+      [1, "more credit, less blame"],
+    ];
     return h(
       "p.scale",
-      { "aria-label": "Colours of the weights" },
-      [-1, -0.5, 0, 0.5, 1].map((factor) =>
-        h("span", { style: { "--weight": words.weightColour(share(factor)) } }, `w ${words.fixed(share(factor), 2)}`),
+      { "aria-label": "Colours" },
+      ends.map(([factor, label]) =>
+        h("span", { style: { "--weight": words.tiltColour(factor * words.span) } }, label || "\u00a0"),
       ),
     );
   }

@@ -65,6 +65,7 @@ const trajectory = (() => {
         ),
       member.error !== "" && h("p.error", { dir: "auto" }, member.error),
       member.turns.length > 0 && turns.minimap(at),
+      reading.panel("trajectory"),
       details(at, group),
     );
   }
@@ -107,7 +108,7 @@ const trajectory = (() => {
       ["Rollout", rows.rollout[row] ?? "–"],
       ["Family", rows.family[row] || "–"],
       rows.environment[row] && ["Environment", rows.environment[row]],
-      ["Turns", `${rows.turns[row]}${rows.invalid[row] ? `, ${rows.invalid[row]} invalid` : ""}`],
+      ["Turns", `${rows.turns[row]}${rows.invalid[row] ? `, ${rows.invalid[row]} refused` : ""}`],
       ["Reward", `${words.short(rows.reward[row])}${parts ? ` (${parts})` : ""}`],
       ["Advantage", words.signed(rows.advantage[row], 3)],
       member.seconds !== null && ["Seconds", words.short(member.seconds)],
@@ -154,7 +155,7 @@ const trajectory = (() => {
 
     if (quote) scrollTo(marked(container, at, quote), "center");
     else if (isWayBack && link) {
-      link.closest("details")?.setAttribute("open", "");
+      for (let one = link.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
       scrollTo(link, "center");
       link.focus({ preventScroll: true });
     } else if (number !== null) {

@@ -1,12 +1,14 @@
 "use strict";
 
-/* The turns of a trajectory: observation, reply with the executed action, weight, support, and shifts by token. */
+/* The turns of a trajectory: observation, reply with the executed action, and why it got its credit. */
 const turns = (() => {
   const { h } = dom;
+  const ANSWER = 160; // characters of an answer at a glance
   const LONG = { characters: 900, lines: 12 };
 
   /** All turns as cards. `at` is { row, group, member }. */
-  function cards({ row, group, member }) {
+  function cards(at) {
+    const { row, group, member } = at;
     const advantage = store.rows.advantage[row];
     return member.turns.map((turn, number) => {
       const next = member.turns[number + 1];
@@ -17,12 +19,12 @@ const turns = (() => {
           id: `turn-${number}`,
           "data-turn": number,
           tabindex: -1,
-          style: { "--weight": words.weightColour(turn.weight) },
+          style: { "--weight": colour(turn) },
         },
         head(turn, number, row, advantage),
         textBlock("observation", "Observation", group.texts[turn.before]),
         reply(turn),
-        shifts(turn, group.texts),
+        why(turn, at, advantage),
         answered &&
           (group.texts[turn.after] !== "" || !next) &&
           textBlock("answer", "Answer of the environment", group.texts[turn.after]),
@@ -30,8 +32,13 @@ const turns = (() => {
     });
   }
 
+  const colour = (turn) => words.tiltColour(turn.weight === null ? null : turn.tilt);
+
+  /** Whether the environment refused an action that a success yet credits with more than its share. */
+  const isFlagged = (turn, advantage) => turn.valid === false && advantage > 0 && turn.tilt > 0.01;
+
   function head(turn, number, row, advantage) {
-    const credit = turn.weight !== null && advantage !== null ? advantage * turn.weight : null;
+    const credit = turn.carried;
     return h(
       "header",
       h(
@@ -39,10 +46,19 @@ const turns = (() => {
         { href: router.href({ trajectory: store.rows.key[row], turn: number }), title: "Link to this turn" },
         `Turn ${number}`,
       ),
-      h("span.weight", { title: "w: factor of the advantage in this turn" }, "w ", words.fixed(turn.weight, 3)),
-      figure("support", words.signed(turn.support, 3), "d: mean clipped shift of the action's tokens"),
-      credit !== null && figure("A·w", words.signed(credit, 3), "the advantage that this turn's tokens carry"),
-      turn.valid === false && h("span.tag.bad", "invalid"),
+      h(
+        "span.weight",
+        { title: "w: factor of the advantage in this turn; the colour says credit (blue) or blame (amber)" },
+        "w ",
+        words.fixed(turn.weight, 3),
+        turn.weight !== null && h("span.tilt", words.tiltWords(turn.tilt, advantage)),
+      ),
+      turn.line.length === 0 &&
+        turn.support !== null &&
+        figure("support", words.signed(turn.support, 3), "what the weight was made of"),
+      credit !== null && figure("carries", words.signed(credit, 3), "A·w: the advantage that this turn's tokens carry"),
+      turn.valid === false && h("span.tag.bad", "refused"),
+      isFlagged(turn, advantage) && h("span.tag.bad.flag", "⚑ yet credited"),
       turn.valid === null && h("span.tag", "validity not recorded"),
       turn.finish === "length" && h("span.tag.bad", "reply cut at its limit"),
       turn.cuts > 0 &&
@@ -110,8 +126,26 @@ const turns = (() => {
     );
   }
 
+  /** The statement nearest to the action, the shifts of its tokens, and the way from them to the weight. */
+  function why(turn, at, advantage) {
+    const parts = [guidance.moved(turn, at), shifts(turn, at.group.texts, advantage), arithmetic(turn)].filter(Boolean);
+    return parts.length > 0 && h("div.block-text.why", h("span.label", "Why"), parts);
+  }
+
+  /** [what, calculation, result] after each other: one line. */
+  function arithmetic(turn) {
+    if (turn.line.length === 0) return null;
+    return h(
+      "ol.arithmetic",
+      { "aria-label": "From support to weight" },
+      turn.line.map(([what, how, result]) =>
+        h("li", { title: what }, h("span.how", how), result && [h("span.equals", " = "), h("b", result)]),
+      ),
+    );
+  }
+
   /** One cell for each action token: its text, a bar from the middle, and the number. */
-  function shifts(turn, texts) {
+  function shifts(turn, texts, advantage) {
     const { tokens } = turn;
     if (!tokens || tokens.shift.length === 0) return null;
     const cells = tokens.shift.map((shift, k) => {
@@ -124,7 +158,7 @@ const turns = (() => {
         {
           class: "token",
           title: `token ${place ?? "?"} of the reply: log-probability ${words.fixed(plain, 3)} without guidance, shift ${words.signed(shift, 3)}${weight === undefined ? "" : `, weight ${words.fixed(weight, 3)}`}`,
-          style: weight === undefined ? {} : { background: words.weightColour(weight) },
+          style: weight === undefined ? {} : { background: words.tiltColour(words.tiltOf(weight, advantage)) },
         },
         h("span.token-text", name === null ? `#${place ?? k}` : visible(name)),
         h("span", {
@@ -135,8 +169,8 @@ const turns = (() => {
       );
     });
     return h(
-      "div.block-text.shifts",
-      h("span.label", "Shift by action token", h("span.sr", ", how much more likely guidance makes it")),
+      "div.shifts",
+      h("span.label", "Shift by token", h("span.sr", ", how much more likely guidance makes it")),
       h("div.tokens-row", cells),
     );
   }
@@ -146,29 +180,33 @@ const turns = (() => {
     return text.replace(/^ /, "·").replace(/ $/, "·").replaceAll("\n", "↵").replaceAll("\t", "⇥");
   }
 
-  /** The weights of all turns as bars around 1; a bar leads to its turn. */
-  function minimap({ row, member }) {
+  /** All turns at a glance: action, answer, and the credit as a bar: to the right for credit, to the left for blame. */
+  function minimap({ row, group, member }) {
     const key = store.rows.key[row];
+    const advantage = store.rows.advantage[row];
     return h(
       "nav.minimap",
-      { "aria-label": "Weights by turn" },
+      { "aria-label": "Turns at a glance" },
       member.turns.map((turn, number) => {
-        const offset = turn.weight === null ? 0 : (turn.weight - 1) / words.span;
+        const size = turn.weight === null ? 0 : Math.max(-1, Math.min(1, turn.tilt / words.span));
+        const meaning = words.tiltWords(turn.weight === null ? null : turn.tilt, advantage);
         return h(
           "a",
           {
             href: router.href({ trajectory: key, turn: number }),
-            class: offset < 0 ? "below" : "above",
             "data-turn": number,
-            title: `turn ${number}: w ${words.fixed(turn.weight, 3)} · ${turn.action || "no action"}`,
-            "aria-label": `turn ${number}, weight ${words.fixed(turn.weight, 3)}`,
-            style: { "--weight": words.weightColour(turn.weight), "--size": String(Math.min(1, Math.abs(offset))) },
+            style: { "--weight": colour(turn), "--size": String(Math.abs(size)) },
           },
-          h("span", { class: turn.valid === false ? "bar invalid" : "bar" }),
+          h("span.quiet", String(number)),
+          h("code", { class: turn.valid === false ? "bad" : "", dir: "auto" }, turn.action || "(no action)"),
+          h("span.quiet.answered", { dir: "auto" }, group.texts[turn.after].slice(0, ANSWER)),
+          h("span", { class: `lean ${size < 0 ? "blame" : "credit"}` }, h("span.lean-bar")),
+          h("span.number", `w ${words.fixed(turn.weight, 2)}`),
+          h("span.quiet.meaning", meaning, isFlagged(turn, advantage) && h("b.flag", { title: "refused, yet credited" }, " ⚑")),
         );
       }),
     );
   }
 
-  return { cards, minimap };
+  return { cards, minimap, isFlagged };
 })();

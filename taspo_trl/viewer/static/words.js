@@ -1,6 +1,6 @@
 "use strict";
 
-/* Numbers and codes as people read them, and the colour of a weight. */
+/* Numbers and codes as people read them, and the colour of a turn's credit. */
 const words = (() => {
   const MINUS = "\u2212";
   const REASONS = new Map(
@@ -34,7 +34,7 @@ const words = (() => {
       reward_error: "no reward",
     }),
   );
-  let span = 0.4; // |w - 1| at which the colour is full
+  let span = 0.4; // |tilt| at which the colour is full
 
   /** A reason code as words; what stands behind a colon stays. */
   function reason(code) {
@@ -73,17 +73,41 @@ const words = (() => {
     percent(value, Number.isInteger(Number((100 * distance).toPrecision(6))) ? 0 : 1);
   const count = (value, name, plural = `${name}s`) => `${value.toLocaleString("en")} ${value === 1 ? name : plural}`;
 
-  /** The widest distance of a weight from 1 in this run decides what a full colour means. */
+  /** The tilt that all but a few turns of this run stay below decides what a full colour means. */
   function scaleTo(widest) {
     span = Math.max(0.05, widest);
   }
 
-  /** The background of a weight: blue above 1, amber below, none at 1. */
-  function weightColour(weight) {
-    if (weight === null || weight === undefined) return "var(--unknown)";
-    const share = Math.min(1, Math.abs(weight - 1) / span);
-    const side = weight > 1 ? "var(--heavy)" : "var(--light)";
+  /**
+   * The background of a turn. Its tilt says by how much its tokens carry more than the outcome's advantage: blue for
+   * credit (a success's weight above 1, a failure's below), amber for blame, none at 0.
+   */
+  function tiltColour(tilt) {
+    if (tilt === null || tilt === undefined) return "var(--unknown)";
+    const share = Math.min(1, Math.abs(tilt) / span);
+    const side = tilt > 0 ? "var(--credit)" : "var(--blame)";
     return `color-mix(in oklab, ${side} ${(share * 100).toFixed(0)}%, var(--neutral))`;
+  }
+
+  /** What a tilt means beside an advantage. */
+  function tiltWords(tilt, advantage) {
+    if (tilt === null || tilt === undefined) return "";
+    if (Math.abs(tilt) < 0.0005) return "as the outcome says";
+    if (advantage > 0) return tilt > 0 ? "more credit" : "less credit";
+    if (advantage < 0) return tilt > 0 ? "less blame" : "more blame";
+    return tilt > 0 ? "credit" : "blame";
+  }
+
+  /** The tilt of a weight. */
+  const tiltOf = (weight, advantage) => (weight === null || weight === undefined ? null : (weight - 1) * Math.sign(advantage ?? 0));
+
+  /** A p-value: 0.13, or 7 · 10⁻⁷. */
+  function probability(p) {
+    if (p >= 0.001) return String(Number(p.toPrecision(2)));
+    if (p === 0) return "0";
+    const [digits, power] = p.toExponential(0).split("e");
+    const raised = [...power].map((one) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(one)] ?? "⁻").join("");
+    return `${digits} · 10${raised}`;
   }
 
   return {
@@ -96,7 +120,10 @@ const words = (() => {
     percentTick,
     count,
     scaleTo,
-    weightColour,
+    tiltColour,
+    tiltWords,
+    tiltOf,
+    probability,
     get span() {
       return span;
     },
