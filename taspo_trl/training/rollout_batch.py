@@ -22,6 +22,7 @@ from ..loss.plan import UpdatePlan, plan_update
 from ..methods import Assigned, Recipe
 from ..methods.facts import facts_of
 from ..records import METHOD_FILE, TrajectoryRecord, write_records
+from ..redaction import without_secrets
 from ..reporting.metrics import rollout_report
 from ..rollout.advantages import scaled_advantages
 from ..rollout.groups import CollectedGroup, Collector
@@ -306,7 +307,7 @@ class ExperienceMaker:
         if not self._has_told_method:
             path = self.settings.records_folder / METHOD_FILE
             with spared("descriptions of the method", path):
-                write_text(path, json.dumps(facts_of(self.settings.recipe, num_steps), indent=1) + "\n")
+                write_text(path, json.dumps(without_secrets(facts_of(self.settings.recipe, num_steps)), indent=1) + "\n")
                 self._has_told_method = True
         path = self.settings.records_folder / f"rollout_{rollout:06d}.jsonl"
         with spared("records of episodes", path):
