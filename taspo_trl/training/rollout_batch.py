@@ -307,7 +307,8 @@ class ExperienceMaker:
         if not self._has_told_method:
             path = self.settings.records_folder / METHOD_FILE
             with spared("descriptions of the method", path):
-                write_text(path, json.dumps(without_secrets(facts_of(self.settings.recipe, num_steps)), indent=1) + "\n")
+                facts = without_secrets(facts_of(self.settings.recipe, num_steps))
+                write_text(path, json.dumps(facts, indent=1) + "\n")
                 self._has_told_method = True
         path = self.settings.records_folder / f"rollout_{rollout:06d}.jsonl"
         with spared("records of episodes", path):
