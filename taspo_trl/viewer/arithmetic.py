@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..credit.base import cut, linear_decay, mean_and_std, mean_shift, sign, tilt
@@ -190,13 +191,12 @@ Made = tuple[Line, float]
 def _taspo(one: Episode, t: int, group: Sequence[Episode], options: Mapping[str, Any], num_steps: int) -> Made:
     tau, reach = options["temperature"], options["weight_range"]
     eta = reach / 2 if options.get("step_size") is None else options["step_size"]
-    reached = credit_weights(one.supports, one.advantage, tau, reach, options.get("step_size"))[t]
+    weights, mean, mean_q = _relative(one.supports, one.advantage, tau, reach, options.get("step_size"))
+    reached = weights[t]
     if one.advantage == 0 or len(one.known) < 2:
         return [_support(one, t, options), ["alone", "nothing to compare with", "w 1.000"]], reached
     d, s = one.supports[t] or 0.0, sign(one.advantage)
-    mean = math.fsum(one.known) / len(one.known)
-    preferences = [math.tanh(s * (x - mean) / tau) for x in one.known]
-    q, mean_q = math.tanh(s * (d - mean) / tau), math.fsum(preferences) / len(preferences)
+    q = math.tanh(s * (d - mean) / tau)
     free = 1.0 + eta * (q - mean_q)
     links = [
         _support(one, t, options),
@@ -211,6 +211,17 @@ def _taspo(one: Episode, t: int, group: Sequence[Episode], options: Mapping[str,
     if abs(free - reached) > _TOLERANCE:
         links.append(["into its range", f"inside 1 ± {short(reach)}, the mean kept at one", f"w {plain(reached)}"])
     return links, reached
+
+
+@lru_cache(maxsize=16)  # once for an episode, not for each of its turns
+def _relative(
+    supports: tuple[float | None, ...], advantage: float, tau: float, reach: float, eta: float | None
+) -> tuple[list[float], float, float]:
+    """(w of each turn, mean d, mean q) of an episode."""
+    known = [d for d in supports if d is not None]
+    mean = math.fsum(known) / max(1, len(known))
+    preferences = [math.tanh(sign(advantage) * (d - mean) / tau) for d in known]
+    return credit_weights(supports, advantage, tau, reach, eta), mean, math.fsum(preferences) / max(1, len(known))
 
 
 def _support(one: Episode, t: int, options: Mapping[str, Any]) -> Link:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..analyzer.quotes import collapse
@@ -125,6 +126,7 @@ def _share_named(action: str, statement: str) -> float:
     return sum(weight for word, weight in words.items() if word in named) / total if total else 0.0
 
 
+@lru_cache(maxsize=4096)
 def _words(value: str) -> dict[str, float]:
     found = re.findall(r"\w+", value.casefold())
     return {word: _LIGHT_WEIGHT if word in _LIGHT or word.isdigit() else 1.0 for word in found}
