@@ -11,9 +11,12 @@ import json
 import logging
 import os
 import re
+import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -184,6 +187,30 @@ def redact_log(name: str) -> None:
         return record
 
     logging.setLogRecordFactory(make_redacted)
+
+
+def redact_tracebacks() -> None:
+    """Take secrets out of every traceback that ends the process or a thread, from now on. For commands only."""
+    show, show_of_thread = sys.excepthook, threading.excepthook
+
+    def redacting(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None or issubclass(kind, KeyboardInterrupt):
+            show(kind, error, trace)  # type: ignore[arg-type]
+        else:
+            _write_redacted(error)
+
+    def redacting_of_thread(given: threading.ExceptHookArgs) -> None:
+        if given.exc_value is None or given.exc_type is SystemExit:
+            show_of_thread(given)
+        else:
+            _write_redacted(given.exc_value)
+
+    sys.excepthook, threading.excepthook = redacting, redacting_of_thread
+
+
+def _write_redacted(error: BaseException) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(redacted("".join(traceback.format_exception(error))))
 
 
 def _forms(value: str) -> Iterator[str]:

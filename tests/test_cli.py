@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -14,9 +16,12 @@ import pytest
 from taspo_trl.cli import COMMANDS, main
 from taspo_trl.cli.folders import check_model
 from taspo_trl.cli.sources import environment_factory, imported, json_arguments
-from taspo_trl.errors import ConfigurationError
+from taspo_trl.cli.train import _resuming
+from taspo_trl.errors import ConfigurationError, RolloutError
 from taspo_trl.evaluation import EvaluationResult
 from taspo_trl.records import read_records
+from taspo_trl.redaction import Secret, redact_tracebacks
+from taspo_trl.trainer import TASPOTrainer
 from tests import tiny
 from tests.checkpoints import put_checkpoint
 from tests.launching import free_port
@@ -55,6 +60,61 @@ def run(model, tmp_path_factory):
 def evaluate(model, path, *more):
     arguments = ["--model", str(model), "--dataset-kwargs", SMALL, "--max-completion-length", "8"]
     return main(["eval", *arguments, "--output", str(path), *more])
+
+
+def test_interrupted_training_ends_with_the_command_that_goes_on(model, tmp_path, monkeypatch, capsys):
+    step, calls = TASPOTrainer.training_step, []
+
+    def interrupted(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(TASPOTrainer, "training_step", interrupted)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    arguments = [
+        "--model_name_or_path", str(model), "--output_dir", str(tmp_path / "run"), "--dataset_kwargs", SMALL,
+        "--num_generations", "2", "--per_device_train_batch_size", "2", "--max_completion_length", "4",
+        "--max_steps", "2", "--save_steps", "1", "--report_to", "none", "--use_cpu", "--bf16", "false",
+    ]  # fmt: skip
+    assert main(["train", *arguments]) == 130
+    *_, before, last = capsys.readouterr().err.splitlines()
+    assert before == "taspo train: interrupted"
+    command = shlex.join(["taspo", "train", *arguments, "--resume_from_checkpoint", "last"])
+    assert last == f"Go on from {tmp_path}/run/checkpoint-1 with {command}"
+
+
+def test_the_command_that_goes_on_names_the_checkpoint_once(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for given in (["--resume-from-checkpoint", "a"], ["--resume_from_checkpoint=a"], []):
+        told = _resuming(["--config", "a b.yaml", *given, "--seed", "1"])
+        assert told == ("the same launcher and taspo train --config 'a b.yaml' --seed 1 --resume_from_checkpoint last")
+
+
+def test_what_code_of_the_user_says_is_redacted(monkeypatch, capsys):
+    key = Secret("CANARY-in-an-environment")
+
+    def failing(arguments):
+        error = RolloutError(f"all episodes ended: {key.reveal()}")
+        error.add_note(f"go on with --hub_token {key.reveal()}")
+        raise error
+
+    monkeypatch.setattr("taspo_trl.cli.view.main", failing)
+    assert main(["view"]) == 1
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    redact_tracebacks()
+    try:
+        raise RuntimeError(f"reward function: {key.reveal()}")
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    thread = threading.Thread(target=lambda: {}[key.reveal()])
+    thread.start()
+    thread.join()
+    told = capsys.readouterr().err
+    assert "CANARY" not in told and told.count("***") == 4
+    assert "RuntimeError: reward function: ***" in told and "test_what_code_of_the_user" in told
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import warnings
 from importlib import import_module
 
 from ..errors import TaspoError
+from ..redaction import redact_tracebacks, redacted
 from ..version import __version__
 
 
@@ -27,8 +28,11 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of `taspo`; returns the exit code.
 
-    0: done. 1: a refusal or a failure, told in one message. 2: unusable arguments. 130: interrupted.
+    0: done. 1: a refusal or a failure, told in one message. 2: unusable arguments. 130: interrupted. 143: terminated.
+    Whatever the code of an environment, a reward function or a callback says goes through the redactor.
     """
+    if arguments is None:
+        redact_tracebacks()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -49,19 +53,29 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return import_module(f".{COMMANDS[name][0]}", __name__).main(arguments) or 0
     except TaspoError as error:
-        print(f"taspo {name}: {error}", file=sys.stderr)
-        return 1
+        return _failed(f"taspo {name}: {error}", error, 1)
     except BrokenPipeError:  # the reader of the output has seen enough
         sys.stdout = None
         return 0
     except Exception as error:
         if is_debugging or not _is_of_the_outside(error):
             raise
-        print(f"taspo {name}: {_in_one_line(error)} (`--debug` shows where it happened.)", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"taspo {name}: interrupted", file=sys.stderr)
-        return 130
+        return _failed(f"taspo {name}: {_in_one_line(error)} (`--debug` shows where it happened.)", error, 1)
+    except KeyboardInterrupt as error:
+        return _failed(f"taspo {name}: interrupted", error, 130)
+    except SystemExit as error:
+        if error.code != _TERMINATED:
+            raise
+        return _failed(f"taspo {name}: terminated", error, _TERMINATED)
+
+
+_TERMINATED = 128 + 15
+
+
+def _failed(line: str, error: BaseException, code: int) -> int:
+    """Print how it ended, and how to go on as the last line."""
+    print(redacted("\n".join([line, *getattr(error, "__notes__", ())])), file=sys.stderr)
+    return code
 
 
 def _hyphened(argument: str) -> str:

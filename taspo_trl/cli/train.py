@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -106,6 +108,8 @@ def main(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(help_text())
         return 0
+    from ..training.folder import how_to_go_on
+
     refuse_unknown(_names(arguments))
     task, training, model = parse(arguments)
     checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, training.output_dir)
@@ -117,9 +121,25 @@ def main(arguments: list[str]) -> int:
         trainer.accelerator.print(f"Model saved to {training.output_dir}.")
         if training.push_to_hub:
             trainer.push_to_hub()
+    except BaseException as error:
+        if getattr(error, "__notes__", None):  # the trainer's word on how to go on, as a command
+            error.__notes__[:] = [how_to_go_on(training.output_dir, _resuming(arguments))]
+        raise
     finally:
         trainer.end()
     return 0
+
+
+def _resuming(arguments: list[str]) -> str:
+    """The command with which a run goes on; of several processes only what each of them was given."""
+    kept, flag = [], "--resume_from_checkpoint"
+    for k, one in enumerate(arguments):
+        name = one.split("=")[0].replace("-", "_")
+        before = arguments[k - 1].replace("-", "_") if k else ""
+        if name != flag.replace("-", "_") and before != flag.replace("-", "_"):
+            kept.append(one)
+    command = shlex.join(["taspo", "train", *kept, flag, "last"])
+    return f"the same launcher and {command}" if "WORLD_SIZE" in os.environ else command
 
 
 def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from ..checkpoints import checkpoint_to_resume, last_checkpoint, step_of
 from ..errors import ConfigurationError
@@ -24,7 +27,8 @@ def run_in_folder(args: Any, accelerator: Any, before: float, resume: str | bool
     """Hold `args.output_dir` for a training that begins or goes on; yields the checkpoint that it goes on from.
 
     Every process enters it; the first one locks the folder, and says from which checkpoint to go on when the training
-    breaks off.
+    breaks off: in the log, and as the note of the exception, which is the last line of a traceback. SIGTERM breaks it
+    off like Ctrl-C, unless the program handles that signal itself.
 
     Args:
         args ([`TASPOConfig`]), accelerator (`Accelerator`):
@@ -47,12 +51,34 @@ def run_in_folder(args: Any, accelerator: Any, before: float, resume: str | bool
         if accelerator.is_main_process:
             _set_aside(args.output_dir, before, checkpoint)
         accelerator.wait_for_everyone()
+        held.enter_context(_terminated_as_interrupted())
         try:
             yield checkpoint
         except BaseException as error:
             if accelerator.is_main_process and not isinstance(error, ConfigurationError):
-                logger.warning("The training broke off. %s", _how_to_go_on(args.output_dir))
+                text = how_to_go_on(args.output_dir)
+                logger.warning("The training broke off. %s", text)
+                error.add_note(text)
             raise
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM raises `SystemExit` with the shell's code for it; a second one ends the process at once."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _set_aside(output_dir: str, before: float, checkpoint: str | None) -> None:
@@ -68,8 +94,17 @@ def _set_aside(output_dir: str, before: float, checkpoint: str | None) -> None:
     set_aside_beyond(output_dir, step_of(checkpoint), state.num_rollouts)
 
 
-def _how_to_go_on(output_dir: str) -> str:
+def how_to_go_on(output_dir: str, command: str = "") -> str:
+    """One line: from which checkpoint a run goes on, and how.
+
+    Args:
+        output_dir (`str`):
+            The run's folder.
+        command (`str`, *optional*):
+            The command that goes on, for whoever works in a shell.
+    """
     last = last_checkpoint(output_dir)
     if last is None:
-        return f"No checkpoint is in {Path(output_dir)} yet (`save_steps`): it starts anew."
-    return f"Go on from {last} with `resume_from_checkpoint='last'`."
+        return f"There is no checkpoint in {Path(output_dir)} to go on from (`save_steps`): the run starts anew."
+    how = command or "`trainer.train(resume_from_checkpoint='last')`"
+    return f"Go on from {last} with {how}"

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from taspo_trl import files
 from taspo_trl.checkpoints import checkpoints_of, fault_of, last_checkpoint
 from taspo_trl.errors import CheckpointError, ConfigurationError, NonFiniteError
 from taspo_trl.records import read_records
+from taspo_trl.training.folder import how_to_go_on
 from taspo_trl.training.lock import only_run_in
 from tests import tiny
 from tests.trainer.test_resume import new_trainer
@@ -153,16 +155,34 @@ def test_second_live_run_is_refused_before_it_touches_anything(tmp_path):
     second.train()
 
 
-def test_interrupted_run_says_from_where_it_goes_on(tmp_path, caplog):
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_says_from_where_it_goes_on(tmp_path, caplog, kind):
     def interrupt(step):
         if step == 3:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), kind)
 
     made = new_trainer(tmp_path, max_steps=4, callbacks=[Each(interrupt)])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
         made.train()
-    assert f"The training broke off. Go on from {tmp_path}/checkpoint-2 with" in caplog.text
+    told = f"Go on from {tmp_path}/checkpoint-2 with `trainer.train(resume_from_checkpoint='last')`"
+    assert f"The training broke off. {told}" in caplog.text and caught.value.__notes__ == [told]
+    assert getattr(caught.value, "code", 143) == 143 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert new_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint="last").global_step == 4
+
+
+def test_run_without_a_checkpoint_says_so_and_a_handler_of_the_program_stays(tmp_path):
+    def own(number, frame):
+        seen.append(number)
+
+    seen = []
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        made = new_trainer(tmp_path, max_steps=1, callbacks=[Each(lambda step: os.kill(os.getpid(), signal.SIGTERM))])
+        made.train()
+        assert seen == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "There is no checkpoint in" in how_to_go_on(str(tmp_path / "new"))
 
 
 # ---- numbers that are none ------------------------------------------------------------------------------------------
