@@ -89,8 +89,15 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def screenshot(self, path: str | os.PathLike) -> None:
-        Path(path).write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+    def screenshot(self, path: str | os.PathLike, clip: dict[str, float] | None = None) -> None:
+        """What is seen now, or `clip` (x, y, width, height) of it, as PNG or WebP by the ending of `path`."""
+        path = Path(path)
+        options: dict[str, Any] = {"format": path.suffix[1:]}
+        if path.suffix == ".webp":
+            options["quality"] = 82
+        if clip is not None:
+            options["clip"] = {**clip, "scale": 1}
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", **options)["data"]))
 
     def problems(self) -> list[str]:
         """Errors that the page raised or logged since it was opened, refusals of its security policy included."""

@@ -108,6 +108,20 @@ def test_line_of_taspo_by_hand():
     assert second[-1][2] == "w 0.848"
 
 
+def test_a_placebo_has_no_line_of_its_own_turn():
+    record = to_json(small_group()[1])
+    supports = [1.0, -1.0, 0.0]
+    record["credit"] |= {"supports": supports, "weights": credit_weights(supports, -0.7)}
+    facts = facts_of(METHODS["oracle"].usual)
+    assert lines_of_group([record], facts)[0][0][0] == [
+        "progress",
+        "actions of the plan that it came nearer",
+        "p +1.000",
+    ]
+    record["credit"]["weights"] = record["credit"]["weights"][::-1]
+    assert lines_of_group([record], facts)[0][0][0][0] == "the rule"
+
+
 def test_other_options_than_the_runs_leave_the_rules_own_line():
     records, facts = recorded(TurnWeights())
     facts["weight"]["options"]["temperature"] = 0.7

@@ -227,6 +227,8 @@ def _relative(
 def _support(one: Episode, t: int, options: Mapping[str, Any]) -> Link:
     if "form" in options:  # beside the admissible actions
         return ["support", "the action's shift beside those of the other admissible actions", _d(one, t)]
+    if "shuffled" in options:
+        return ["progress", "actions of the plan that it came nearer", f"p {signed(one.supports[t] or 0.0)}"]
     shifts = one.shifts_of(t, text(options.get("block")))
     clip, threshold = options["clip"], number(options.get("threshold")) or 0.0
     how = f"mean of {len(shifts) or 'its'} shifts inside ±{short(clip)}"
@@ -401,6 +403,7 @@ _RULES: Mapping[str, tuple[Rule, str]] = {
     "TurnWeights": (_taspo, "w = 1 + η (q − mean q), q = tanh(s (d − mean d) / τ), inside 1 ± ε"),
     "ContrastWeights": (_taspo, "w = 1 + η (q − mean q), q = tanh(s (d − mean d) / τ), inside 1 ± ε"),
     "TASPOFactor": (_taspo, "w = 1 + η (q − mean q), q = tanh(s (d − mean d) / τ), inside 1 ± ε"),
+    "OracleWeights": (_taspo, "w of the turns' progress p; the placebo's in a random order"),
     "TokenWeights": (_tokens, "each action token: w = 1 + η (q − mean q), q = tanh(s (Δ − mean Δ) / τ)"),
     "RLSD": (_tilted, _EXP),
     "SERL": (_tilted, _EXP),

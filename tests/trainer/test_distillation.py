@@ -15,6 +15,7 @@ from taspo_trl.loss.distillation.opsd import OPSD
 from taspo_trl.loss.distillation.sdar import SDAR
 from taspo_trl.loss.distillation.sdpo import SDPO
 from taspo_trl.methods import Recipe
+from taspo_trl.records import METHOD_FILE, read_records
 from tests import tiny
 from tests.trainer.test_trainer import Script, replies, rows
 
@@ -60,6 +61,17 @@ def test_every_form_of_a_term_trains(tmp_path, monkeypatch, term):
     losses = [entry["distill/loss"] for entry in made.state.log_history if "distill/loss" in entry]
     assert len(losses) == 1 and losses[0] != 0
     made.close()
+    # The records hold m_k, which sums to one over the distilled tokens; beside them stands what the method is.
+    records = list(read_records(tmp_path / "_trajectories"))
+    lengths = [[len(turn.reply_ids) for turn in one.trajectory.turns] for one in records]
+    shares = [
+        m * n
+        for one, of_turns in zip(records, lengths, strict=True)
+        for m, n in zip(one.credit.distill, of_turns, strict=True)
+    ]
+    assert sum(shares) == pytest.approx(1) and min(shares) > 0
+    told = json.loads((tmp_path / "_trajectories" / METHOD_FILE).read_text())
+    assert (told["name"], told["num_steps"], told["distill"]["rule"]) == ("test", 1, type(term).__name__)
 
 
 def test_share_of_zero_is_grpo_to_the_bit(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ const words = (() => {
   /** What a tilt means beside an advantage. */
   function tiltWords(tilt, advantage) {
     if (tilt === null || tilt === undefined) return "";
-    if (Math.abs(tilt) < 0.0005) return "as the outcome says";
+    if (Math.abs(tilt) < 0.005) return "as the outcome says";
     if (advantage > 0) return tilt > 0 ? "more credit" : "less credit";
     if (advantage < 0) return tilt > 0 ? "less blame" : "more blame";
     return tilt > 0 ? "credit" : "blame";
