@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .base import DEFAULT_PROMPT, PromptTemplate, ResetResult, StepResult, TextEnvironment
+from .examples import WorkedExample, WorkedTurn
 
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ __all__ = [
     "StepResult",
     "TextEnvironment",
     "WebShopEnvironment",
+    "WorkedExample",
+    "WorkedTurn",
 ]
 
 

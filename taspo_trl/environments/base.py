@@ -26,13 +26,14 @@ Subclassing [`TextEnvironment`] is optional: any object with these methods works
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
 from ..errors import EnvironmentContractError
 from ..tokens import ActionBlock, is_unicode
 from .answers import shown
+from .examples import WorkedExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,13 @@ class TextEnvironment:
     def generic_skill(self, family: str) -> str:
         """Advice for a task family, for the comparison construction `generic_skill`. Empty = none."""
         return ""
+
+    def worked_examples(self, family: str) -> Sequence[WorkedExample]:
+        """Optional: solved training tasks with thoughts, the best ones for a task family first.
+
+        Shown by `taspo eval --agent react` and `reflexion`, which take as many from the front as they are asked for.
+        """
+        return ()
 
     def oracle_plan(self) -> list[str] | None:
         """Optional: a shortest list of actions from the present state to the goal, which a simulator can know.

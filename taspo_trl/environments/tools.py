@@ -11,12 +11,13 @@ import asyncio
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import EnvironmentContractError, ServiceError
 from ..tokens import ActionBlock
 from .base import ResetResult, StepResult, TextEnvironment
+from .examples import WorkedExample
 from .tool_calls import JSON_BLOCKS, ToolCall, find_calls, parse_tool_call, parse_tool_calls, typed_arguments
 
 
@@ -123,6 +124,10 @@ class ToolEnvironment(TextEnvironment):
     def generic_skill(self, family: str) -> str:
         own = self._hook("_generic_skill")
         return own(family) if own is not None else ""
+
+    def worked_examples(self, family: str) -> Sequence[WorkedExample]:
+        own = self._hook("_worked_examples")
+        return own(family) if own is not None else ()
 
     # ---- replies ---------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...errors import ConfigurationError, MissingDependencyError
 from ..base import ResetResult, StepResult, TextEnvironment
+from ..examples import WorkedExample, builtin_examples, of_family
 from .games import FAMILIES, GameEntry, family_of, find_game_file, find_games, read_game
 from .oracle import rest_of_walkthrough
 from .prompts import SKILLS, prompt_template
@@ -98,6 +99,10 @@ class ALFWorldEnvironment(TextEnvironment):
 
     def generic_skill(self, family: str) -> str:
         return SKILLS.get(family, "")
+
+    def worked_examples(self, family: str) -> tuple[WorkedExample, ...]:
+        """Two self-made games of the family, then those of the others."""
+        return of_family(builtin_examples("alfworld"), family)
 
     def oracle_plan(self) -> list[str] | None:
         """What is left of the game's walkthrough; None once something else was done than it says."""

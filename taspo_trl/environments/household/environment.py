@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigurationError, EnvironmentContractError
 from ..base import ResetResult, StepResult, TextEnvironment
+from ..examples import WorkedExample, builtin_examples, of_family
 from .catalogue import FAMILIES, PRESETS
 from .oracle import plan
 from .tasks import DEFAULT_SIZES, capacity, check_preset, check_split, family_of, make_task, task_id
@@ -128,6 +129,10 @@ class HouseholdEnvironment(TextEnvironment):
 
     def generic_skill(self, family: str) -> str:
         return GENERIC_SKILLS.get(family, "")
+
+    def worked_examples(self, family: str) -> tuple[WorkedExample, ...]:
+        """Two tasks of the family, then those of the others."""
+        return of_family(builtin_examples("household"), family)
 
     def oracle_plan(self) -> list[str] | None:
         """The oracle's actions from the present state; empty where the goal holds."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigurationError, EnvironmentContractError
 from ...tokens import ActionBlock
 from ..base import ResetResult, StepResult, TextEnvironment
+from ..examples import WorkedExample, builtin_examples, of_family
 from .passages import render_passages
 from .prompts import EMPTY_SEARCH_HINT, FIRST_OBSERVATION, GENERIC_SKILLS, NO_ACTION_HINT, ReplyFormat, build_prompt
 from .questions import load_questions
@@ -131,6 +132,11 @@ class SearchQAEnvironment(TextEnvironment):
 
     def generic_skill(self, family: str) -> str:
         return GENERIC_SKILLS.get(family, "")
+
+    def worked_examples(self, family: str) -> tuple[WorkedExample, ...]:
+        """A question of one hop and one of two, about the embedded archipelago; of several for such a set."""
+        hops = "two_hop" if family in ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "two_hop") else "one_hop"
+        return of_family(builtin_examples("search_qa"), hops)
 
     def _retriever(self) -> Retriever:
         return open_retriever(self._spec)

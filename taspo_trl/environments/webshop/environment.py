@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import ConfigurationError
 from ...tokens import ActionBlock
 from ..base import ResetResult, StepResult, TextEnvironment
+from ..examples import WorkedExample, builtin_examples, of_family
 from . import prompts
 from .goals import GOAL_SEED, PRICE_SEED, GoalKind
 from .nouns import TaggerChoice, load_tagger
@@ -166,6 +167,10 @@ class WebShopEnvironment(TextEnvironment):
 
     def generic_skill(self, family: str) -> str:
         return prompts.generic_skill(family)
+
+    def worked_examples(self, family: str) -> tuple[WorkedExample, ...]:
+        """Purchases from the self-made catalogue, those of the product's category first."""
+        return of_family(builtin_examples("webshop"), family)
 
     @staticmethod
     def _choices(session: Session) -> dict[str, Any]:
