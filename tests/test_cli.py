@@ -173,6 +173,35 @@ def test_eval_with_several_seeds_and_a_paired_comparison(run, model, tmp_path, c
     assert pairs == "3"
 
 
+def test_eval_lets_an_agent_try_several_times_and_overwrites_no_other_result(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model", str(model), "--dataset-kwargs", SMALL, "--limit", "2", "--max-turns", "2"]
+    flags += ["--max-completion-length", "8", "--examples", "1"]
+    assert main(["eval", *flags, "--agent", "reflexion", "--attempts", "2", "--note-tokens", "5"]) == 0
+    printed = capsys.readouterr().out
+    path = next(Path("evaluations").glob("*-household-valid_seen-reflexion2-seed0.json"))
+    result = EvaluationResult.load(path)
+    assert result.settings["environment_kwargs"] == {"reply_format": "think"}
+    assert result.settings["agent"]["notes"]["max_note_tokens"] == 5
+    assert [len(play.attempts) for play in result.plays] == [2, 2], "an untrained policy solves nothing"
+    for text in (
+        "agent reflexion, at most 2 attempts",
+        "Success within so many attempts",
+        "a play took 2.00 attempts",
+    ):
+        assert text in " ".join(printed.split())
+    assert main(["eval", *flags, "--agent", "react", "-o", str(path)]) == 1
+    assert "with other settings (agent). Choose another" in " ".join(capsys.readouterr().err.split())
+    assert EvaluationResult.load(path) == result and not list(Path("evaluations").glob("*.progress.jsonl"))
+    assert main(["eval", *flags, "--agent", "react"]) == 0
+    other = next(Path("evaluations").glob("*-react-seed0.json"))
+    capsys.readouterr()
+    assert main(["eval", "--compare", str(other), str(path)]) == 0
+    assert "The first could try 1, the second 2 times" in capsys.readouterr().out
+    assert main(["eval", "--compare", str(other), str(path), "--within", "1"]) == 0
+    assert "could try" not in capsys.readouterr().out
+
+
 def test_analyze_writes_guidance_again(run, model, tmp_path, capsys):
     output = tmp_path / "analysis"
     assert main(["analyze", str(run), "--model", str(model), "--output", str(output)]) == 0
@@ -236,6 +265,9 @@ def test_usage_and_version(capsys):
         (["env", "download", "alfword"], 1, "Did you mean `alfworld`?"),
         (["eval", "--model", "./nowhere"], 1, "There is no model folder ./nowhere"),
         (["eval"], 1, "`--model` is missing"),
+        (["eval", "--model", "x", "--attempts", "3"], 1, "no option of `--agent plain`, but of reflexion and retry"),
+        (["eval", "--model", "x", "--reflection-model", "y"], 1, "is read by `--agent reflexion` alone"),
+        (["eval", "--model", "x", "--within", "1"], 1, "`--within` needs `--compare"),
         (["eval", "--model", "x", "--environment", "chess"], 1, "There is no environment 'chess'"),
         (["eval", "--model", "x", "--dataset-kwargs", "small"], 1, "`--dataset-kwargs` must be"),
         (["eval", "--model", "x", "--environment", "nowhere:Class"], 1, "cannot be imported"),

@@ -1,4 +1,4 @@
-"""`taspo eval`: a model on a split, each task once, with intervals; or two results compared."""
+"""`taspo eval`: a model on a split, each task once or as an agent tries, with intervals; or two results compared."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..redaction import without_credentials
+from .agents import add_agent_options, agent_of, reflector_of, reply_format
 from .folders import check_model
 from .models import load_policy, served_policy
 from .sources import environment_data, environment_factory, json_arguments
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--limit", type=int, default=None, help="only the first tasks, for a quick look")
     made.add_argument("--seeds", type=int, nargs="+", default=[0], help="one evaluation for each (default: 0)")
     made.add_argument("--plays", type=int, default=1, help="plays of each task for each seed (default: 1)")
+    add_agent_options(made)
     made.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default)")
     made.add_argument("--top-p", type=float, default=1.0, help="nucleus (default: 1.0)")
     made.add_argument("--context", choices=["window", "conversation"], help="default: the environment's")
@@ -49,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("-o", "--output", default=None, help="result file (default: evaluations/NAME.json)")
     made.add_argument("--markdown", action="store_true", help="print a Markdown table, for a paper")
     made.add_argument("--compare", nargs=2, metavar=("FIRST", "SECOND"), help="compare two result files, in pairs")
+    made.add_argument("--within", type=int, help="with --compare: as if only so many attempts had been allowed")
     return made
 
 
@@ -56,7 +59,9 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if options.compare:
         first, second = options.compare
-        return _compare(first, second, options.markdown)
+        return _compare(first, second, options.within, options.markdown)
+    if options.within is not None:
+        raise ConfigurationError("`--within` needs `--compare FIRST SECOND`: it is read from what was evaluated.")
     if not (options.model or options.vllm_server):
         raise ConfigurationError(
             "`--model` is missing: a model id or a folder (or `--vllm-server URL`, or `--compare FIRST SECOND`)."
@@ -72,13 +77,15 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ..environments.workers import EnvironmentPool
-    from ..evaluation.play import evaluate_tasks
+    from ..evaluation import evaluate_tasks, evaluation_facts, refuse_other_result
     from ..generation import SamplingSettings
     from ..rollout.loop import RolloutSettings
     from ..rollout.templates import ChatRenderer
     from ..training.checks import check_openings
 
+    agent = agent_of(options)
     arguments = json_arguments(options.environment_kwargs, "--environment-kwargs")
+    arguments = {**reply_format(options.environment, agent), **arguments}
     data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
     data = environment_data(options.environment, options.split, data_arguments)
     rows = list(data if options.limit is None else data.select(range(min(options.limit, len(data)))))
@@ -98,6 +105,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     renderer = ChatRenderer(model.tokenizer, template_kwargs)
     factory = environment_factory(options.environment, arguments)
     pool = EnvironmentPool({None: factory}, success_threshold=options.success_threshold)
+    reflector, close_reflector = reflector_of(options, model.engine, renderer, rollout)
+    sampling = SamplingSettings(options.temperature, options.top_p)
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -106,26 +115,31 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
         check_openings(pool, renderer, {f"split {options.split!r}": data})
         with Progress(*columns, transient=True) as progress:
             for seed in options.seeds:
-                path = _output(options, model.name, seed)
+                path = _output(options, model.name, seed, agent)
+                facts = _facts(options, model.name, arguments, renderer)
+                known = {"rollout": rollout, "sampling": sampling, "seed": seed, "num_plays": options.plays}
+                refuse_other_result(
+                    path, evaluation_facts(rows, **known, settings=facts, agent=agent, reflector=reflector)
+                )
                 bar = progress.add_task(f"{options.split}, seed {seed}", total=len(rows) * options.plays)
                 result = evaluate_tasks(
                     rows,
                     engine=model.engine,
                     pool=pool,
                     renderer=renderer,
-                    rollout=rollout,
-                    sampling=SamplingSettings(options.temperature, options.top_p),
-                    seed=seed,
-                    num_plays=options.plays,
+                    **known,
+                    agent=agent,
+                    reflector=reflector,
                     max_in_flight=options.episodes,
                     progress_path=path.with_suffix(".progress.jsonl"),
                     on_play=functools.partial(_advance, progress, bar),
-                    settings=_facts(options, model.name, arguments, renderer),
+                    settings=facts,
                 )
                 result.save(path)
                 path.with_suffix(".progress.jsonl").unlink()
                 results[str(path)] = result
     finally:
+        close_reflector()
         pool.close()
         model.close()
     return results
@@ -158,10 +172,12 @@ def _facts(options: argparse.Namespace, model: str, arguments: dict, renderer: A
     }
 
 
-def _output(options: argparse.Namespace, model: str, seed: int) -> Path:
+def _output(options: argparse.Namespace, model: str, seed: int, agent: Any) -> Path:
     if options.output and len(options.seeds) == 1:
         return Path(options.output)
     name = f"{Path(model).name}-{options.environment.replace(':', '.')}-{options.split}"
+    if agent.name != "plain":
+        name += f"-{agent.name}{agent.attempts if agent.attempts > 1 else ''}"
     name = Path(options.output).stem if options.output else name
     folder = Path(options.output).parent if options.output else Path("evaluations")
     return folder / f"{name}-seed{seed}.json"
@@ -172,7 +188,7 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
         facts = result.settings
         title = (
             f"{facts.get('model')} on {facts.get('environment')}/{facts.get('split')}: temperature "
-            f"{facts['temperature']}, top-p {facts['top_p']}, seed {facts['seed']}"
+            f"{facts['temperature']}, top-p {facts['top_p']}, seed {facts['seed']}{_tries(result)}"
         )
         rows = [[family, *_cells(rate)] for family, rate in result.families().items()]
         macro, low, high = result.macro()
@@ -181,11 +197,15 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
             ["micro mean", *_cells(result.overall())],
         ]
         _print_table(title, ["family", "n", "success", "95 % interval (Wilson)"], rows, as_markdown)
+        if result.max_attempts > 1:
+            rows = [[str(k), *_cells(result.within(k).overall())] for k in range(1, result.max_attempts + 1)]
+            header = ["attempts", "n", "success", "95 % interval (Wilson)"]
+            _print_table("Success within so many attempts", header, rows, as_markdown)
         values = result.metrics()
         ends = ", ".join(f"{name[5:]} {value:.0%}" for name, value in values.items() if name.startswith("stop/"))
         print(
             f"score {values['score']:.3f}, turns {values['turns']:.1f} (of successes {values['turns_success']:.1f}), "
-            f"ends: {ends}\n{path}"
+            f"ends: {ends}\n{_costs(values)}{path}"
         )
     if len(results) > 1:
         import numpy as np
@@ -194,10 +214,39 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
         print(f"Over {len(rates)} seeds: {rates.mean():.1%} ± {rates.std(ddof=1):.1%} (sample standard deviation)")
 
 
-def _compare(first: str, second: str, as_markdown: bool) -> int:
+def _tries(result: Any) -> str:
+    """The agent, for titles: a success of several attempts is never shown without their number."""
+    name = result.settings.get("agent", {}).get("name")
+    if name is None:
+        return ""
+    return f", agent {name}" + (f", at most {result.max_attempts} attempts" if result.max_attempts > 1 else "")
+
+
+def _costs(values: dict[str, float]) -> str:
+    if "turns_total" not in values:
+        return ""
+    parts = [f"{values['attempts']:.2f} attempts", f"{values['turns_total']:.1f} turns"]
+    parts += [
+        f"{values['prompt_tokens_total']:,.0f} prompt tokens",
+        f"{values['reply_tokens_total']:,.0f} reply tokens",
+    ]
+    if "note_calls" in values:
+        parts.append(
+            f"{values['note_calls']:.2f} notes of {values['note_prompt_tokens']:,.0f} prompt and "
+            f"{values['note_reply_tokens']:,.0f} reply tokens"
+        )
+    faults = [
+        f"{name.partition('/')[2]} {value:.0%}" for name, value in values.items() if name.startswith("note_fault/")
+    ]
+    return f"a play took {', '.join(parts)}" + (f"; of the notes: {', '.join(faults)}" if faults else "") + "\n"
+
+
+def _compare(first: str, second: str, within: int | None, as_markdown: bool) -> int:
     from ..evaluation.results import EvaluationResult, compare
 
     one, other = EvaluationResult.load(first), EvaluationResult.load(second)
+    if within is not None:  # where fewer were allowed, fewer were made
+        one, other = (result.within(min(within, result.max_attempts)) for result in (one, other))
     families = sorted(set(one.families()) & set(other.families()))
     rows = []
     for name in [*families, None]:
@@ -216,7 +265,12 @@ def _compare(first: str, second: str, as_markdown: bool) -> int:
             ]
         )
     header = ["family", "pairs", "first", "second", "difference", "only first / only second", "p (McNemar, exact)"]
-    _print_table(f"{first} → {second}", header, rows, as_markdown)
+    _print_table(f"{first}{_tries(one)} → {second}{_tries(other)}", header, rows, as_markdown)
+    if one.max_attempts != other.max_attempts:
+        print(
+            f"The first could try {one.max_attempts}, the second {other.max_attempts} times: the difference holds "
+            "what further attempts alone buy. `--within 1` compares first attempts."
+        )
     return 0
 
 

@@ -1,19 +1,34 @@
-"""Each task of a split played once, and what can be said of the result."""
+"""Each task of a split played once, or as often as an agent may try, and what can be said of the result."""
 
-from .play import distinct_ids, evaluate_tasks, refuse_repeated, tasks_digest
-from .results import Comparison, EvaluationResult, Play, compare
+from .agents import AGENTS, EvaluationAgent, PlainAgent, ReActAgent, ReflexionAgent, RetryAgent
+from .notes import AnalyzerReflector, PolicyReflector, Reflector
+from .play import distinct_ids, evaluate_tasks, evaluation_facts, refuse_repeated, tasks_digest
+from .results import Attempt, Comparison, EvaluationResult, Note, Play, compare, refuse_other_result
 from .statistics import Rate, bootstrap_macro, wilson_rate
 
 
 __all__ = [
+    "AGENTS",
+    "AnalyzerReflector",
+    "Attempt",
     "Comparison",
+    "EvaluationAgent",
     "EvaluationResult",
+    "Note",
+    "PlainAgent",
     "Play",
+    "PolicyReflector",
     "Rate",
+    "ReActAgent",
+    "Reflector",
+    "ReflexionAgent",
+    "RetryAgent",
     "bootstrap_macro",
     "compare",
     "distinct_ids",
     "evaluate_tasks",
+    "evaluation_facts",
+    "refuse_other_result",
     "refuse_repeated",
     "tasks_digest",
     "wilson_rate",

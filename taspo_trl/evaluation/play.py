@@ -1,29 +1,31 @@
-"""Plays each task of a split exactly once: no analyzer, no privileged text, no loss.
+"""Plays each task of a split exactly once, or as often as an agent may try: no privileged text, no loss.
 
-It can be resumed: finished plays are on disk and are not played again.
+It can be resumed: finished attempts are on disk and are not played again.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..environments.base import attribute
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
-from ..files import write_text
 from ..generation import Engine, SamplingSettings
-from ..redaction import without_secrets
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
-from ..rollout.tasks import equal_before, plan_groups, task_id, task_row
+from ..rollout.tasks import EpisodeSpec, equal_before, plan_groups, task_id, task_row
 from ..seeds import derive_seed
 from ..types import Trajectory
-from .results import EvaluationResult, Play, play_from_json
+from .agents import EvaluationAgent, PlainAgent, example_text, thinks
+from .notes import PolicyReflector, Reflector
+from .progress import Record
+from .results import Attempt, EvaluationResult, Note, Play
 
 
 def evaluate_tasks(
@@ -41,6 +43,8 @@ def evaluate_tasks(
     on_play: Callable[[Play], None] | None = None,
     settings: Mapping[str, Any] | None = None,
     part: slice = slice(None),
+    agent: EvaluationAgent | None = None,
+    reflector: Reflector | None = None,
 ) -> EvaluationResult:
     """Play each row `num_plays` times.
 
@@ -53,22 +57,132 @@ def evaluate_tasks(
         sampling (`SamplingSettings`):
             How replies are sampled.
         seed (`int`, *optional*, defaults to `0`):
-            Seed of environments (a fixed function of it and the task, the same for all plays) and of sampling.
+            Seed of environments (a fixed function of it and the task, the same for all plays and attempts) and of
+            sampling.
         num_plays (`int`, *optional*, defaults to `1`):
             Plays of each task.
         progress_path (`str` or `PathLike`, *optional*):
-            File to which each finished play is appended. Plays found there are not played again; ones that ended
-            through infrastructure are. It belongs to one configuration: a different one raises.
+            File to which each finished play, or attempt, is appended. What is found there is not played again; what
+            ended through infrastructure is. It belongs to one configuration: a different one raises.
         on_play (`Callable`, *optional*):
             Called with each finished play, those read from `progress_path` included.
         settings (`Mapping[str, Any]`, *optional*):
             Further facts for the result.
         part (`slice`, *optional*):
             The rows to play here, where several processes share them.
+        agent (`EvaluationAgent`, *optional*):
+            What the policy is shown besides its task, and how often it may try, for example
+            [`~taspo_trl.evaluation.ReflexionAgent`]. All first attempts are played, then the second ones of the plays
+            that failed, and so on. If `None`, the plain policy plays once.
+        reflector (`Reflector`, *optional*):
+            Who writes the notes of an agent that has some. If `None`, the policy.
 
     Returns:
         `EvaluationResult`: plays in the order of `rows`.
+
+    Raises:
+        ConfigurationError: `progress_path` belongs to another configuration, two rows have one `task_id`, or the
+            agent wants worked examples and an environment has none.
     """
+    agent = agent or PlainAgent()
+    reflector = reflector or PolicyReflector(
+        engine,
+        renderer,
+        max_length=rollout.max_prompt_length,
+        model_window=rollout.model_window,
+        max_new_tokens=rollout.max_completion_length,
+    )
+    facts = evaluation_facts(
+        rows,
+        rollout=rollout,
+        sampling=sampling,
+        seed=seed,
+        num_plays=num_plays,
+        settings=settings,
+        agent=agent,
+        reflector=reflector,
+    )
+    ids, numbers = distinct_ids(rows)[part], equal_before(rows)[part]
+    keys = [(one, k) for one in ids for k in range(num_plays)]
+    record = Record(keys, agent.attempts, on_play)
+    if progress_path is not None:
+        record.keep_in(Path(progress_path), facts)
+    examples = WorkedExamples(pool, agent.examples)
+    examples.check(rows[part])
+    asked: list[tuple[tuple[str, int], str, Attempt, Future[Note]]] = []
+    """Failed attempts whose notes are being written: (play, family, attempt, note)."""
+
+    def settle() -> None:
+        """Record the attempts whose notes have come."""
+        for one in [one for one in asked if one[3].done()]:
+            asked.remove(one)
+            key, family, attempt, note = one
+            record.add(key, family, replace(attempt, note=note.result()))
+
+    for attempt_idx in range(agent.attempts):
+        specs, played = [], {}
+        for row, one, number in zip(rows[part], ids, numbers, strict=True):
+            prefix = f"eval{attempt_idx + 1 if attempt_idx else ''}-{one}"
+            planned = plan_groups([row], num_plays, seed, 0, prefix=prefix, is_routed=pool.is_routed, numbers=[number])
+            for spec in planned:
+                key = (one, spec.generation_idx)
+                if record.wants(key, attempt_idx):
+                    specs.append(spec)
+                    played[spec.uid] = key
+        if not specs:
+            continue
+
+        def finish(trajectory: Trajectory, played: Mapping[str, tuple[str, int]] = played) -> None:
+            key = played[trajectory.uid]
+            attempt = _attempt_of(trajectory)
+            note = None
+            if record.leaves_another(key, attempt):
+                note = agent.after(trajectory, record.notes(key), reflector)
+            if note is None:
+                record.add(key, trajectory.family, attempt)
+            else:
+                asked.append((key, trajectory.family, attempt, note))
+            settle()
+
+        def opening(
+            spec: EpisodeSpec,
+            family: str,
+            messages: Sequence[dict[str, Any]],
+            played: Mapping[str, tuple[str, int]] = played,
+        ) -> list[dict[str, Any]]:
+            return agent.open(messages, record.notes(played[spec.uid]), examples.texts(spec.environment, family))
+
+        # A further attempt draws other samples; the first draws what a plain evaluation would.
+        engine.begin(sampling, derive_seed("evaluation", seed, *([attempt_idx] if attempt_idx else [])))
+        play_episodes(
+            specs,
+            engine=engine,
+            pool=pool,
+            renderer=renderer,
+            settings=rollout,
+            max_in_flight=max_in_flight,
+            on_episode_end=finish,
+            opening=None if isinstance(agent, PlainAgent) else opening,
+        )
+        while asked:
+            engine.flush()
+            wait([one[3] for one in asked], return_when=FIRST_COMPLETED)
+            settle()
+    return EvaluationResult(tuple(record.plays()), facts)
+
+
+def evaluation_facts(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    rollout: RolloutSettings,
+    sampling: SamplingSettings,
+    seed: int,
+    num_plays: int,
+    settings: Mapping[str, Any] | None = None,
+    agent: EvaluationAgent | None = None,
+    reflector: Reflector | None = None,
+) -> dict[str, Any]:
+    """The settings of [`evaluate_tasks`] that its result names; two results with other ones are two evaluations."""
     facts = {
         "tasks_digest": tasks_digest(rows),
         "seed": seed,
@@ -78,45 +192,48 @@ def evaluate_tasks(
         "rollout": asdict(rollout),
         **(settings or {}),
     }
-    ids, numbers = distinct_ids(rows)[part], equal_before(rows)[part]
-    done: dict[tuple[str, int], Play] = {}
-    if progress_path is not None:
-        done = _read_progress(Path(progress_path), facts)
-        for play in done.values():
-            if on_play is not None:
-                on_play(play)
+    if agent is None or isinstance(agent, PlainAgent):
+        return facts
+    notes = {"notes": dict(reflector.facts())} if agent.reflects and reflector is not None else {}
+    return {**facts, "agent": {**agent.facts(), **notes}}
 
-    specs, keys = [], {}
-    for row, one, number in zip(rows[part], ids, numbers, strict=True):
-        planned = plan_groups(
-            [row], num_plays, seed, 0, prefix=f"eval-{one}", is_routed=pool.is_routed, numbers=[number]
-        )
-        for spec in planned:
-            if (one, spec.generation_idx) not in done:
-                specs.append(spec)
-                keys[spec.uid] = (one, spec.generation_idx)
 
-    def finish(trajectory: Trajectory) -> None:
-        key = keys[trajectory.uid]
-        done[key] = play = _play_of(trajectory, *key)
-        if progress_path is not None:
-            with open(progress_path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(without_secrets(asdict(play)), ensure_ascii=False) + "\n")
-        if on_play is not None:
-            on_play(play)
+class WorkedExamples:
+    """The texts of the environments' worked examples.
 
-    if specs:
-        engine.begin(sampling, derive_seed("evaluation", seed))
-        play_episodes(
-            specs,
-            engine=engine,
-            pool=pool,
-            renderer=renderer,
-            settings=rollout,
-            max_in_flight=max_in_flight,
-            on_episode_end=finish,
-        )
-    return EvaluationResult(tuple(done[one, k] for one in ids for k in range(num_plays) if (one, k) in done), facts)
+    Args:
+        pool (`EnvironmentPool`):
+            Where the environments live.
+        count (`int`):
+            Examples that are shown.
+    """
+
+    def __init__(self, pool: EnvironmentPool, count: int):
+        self._pool = pool
+        self._count = count
+        self._made: dict[tuple[str | None, str], list[str]] = {}
+
+    def texts(self, environment: str | None, family: str) -> list[str]:
+        """The examples for a task of `family`, as prompts show them."""
+        if not self._count:
+            return []
+        key = (environment, family)
+        if key not in self._made:
+            in_tags = thinks(self._pool.traits[environment].prompt)
+            examples = attribute(self._pool.probes[environment], "worked_examples")(family)
+            self._made[key] = [example_text(one, in_tags) for one in examples[: self._count]]
+        return self._made[key]
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raise [`~taspo_trl.errors.ConfigurationError`] where no example could ever be shown."""
+        for environment, probe in self._pool.probes.items():
+            families = {str(row.get("family") or "all") for row in rows}
+            if self._count and rows and not any(self.texts(environment, family) for family in families):
+                raise ConfigurationError(
+                    f"The agent shows worked examples, and `{type(probe).__name__}` has none. Give the class a "
+                    "`worked_examples(family)` that returns `taspo_trl.environments.WorkedExample`s of solved "
+                    "training tasks, or ask for 0 examples, which leaves the request for thoughts."
+                )
 
 
 def distinct_ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -146,41 +263,13 @@ def tasks_digest(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{derive_seed(*(sorted(map(str, task_row(row).items())) for row in rows)):016x}"
 
 
-def _play_of(trajectory: Trajectory, one: str, play_idx: int) -> Play:
-    return Play(
-        task_id=one,
-        family=trajectory.family,
-        play_idx=play_idx,
+def _attempt_of(trajectory: Trajectory) -> Attempt:
+    return Attempt(
         success=trajectory.success,
         score=trajectory.environment_reward,
         num_turns=len(trajectory.turns),
+        num_prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         num_reply_tokens=sum(len(turn.reply_ids) for turn in trajectory.turns),
         stop_reason=trajectory.stop_reason,
         error=trajectory.error,
     )
-
-
-def _read_progress(path: Path, facts: Mapping[str, Any]) -> dict[tuple[str, int], Play]:
-    """Finished plays of an interrupted evaluation with the same settings; starts the file when there is none."""
-    header = json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
-    if not path.exists() or path.stat().st_size == 0:
-        write_text(path, header + "\n")
-        return {}
-    text = path.read_text(encoding="utf-8", errors="replace")  # a kill may cut a character in two
-    lines = text.split("\n")  # and at nothing else: JSON leaves other line separators in its strings
-    if lines[0] != header:
-        raise ConfigurationError(
-            f"{path} holds the progress of an evaluation with other settings. Delete it, or choose another output."
-        )
-    if not text.endswith("\n"):  # killed while writing: the next play must start a line of its own
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("\n")
-    done = {}
-    for line in lines[1:]:
-        try:
-            play = play_from_json(json.loads(line))
-        except (ValueError, TypeError, KeyError):
-            continue  # the cut line of such a run
-        if play.is_usable:
-            done[play.task_id, play.play_idx] = play
-    return done

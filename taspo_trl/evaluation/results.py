@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,45 @@ READ_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What an agent noted after a failed attempt, and what that cost."""
+
+    text: str
+    """Empty when there was nothing to keep."""
+    faults: tuple[str, ...] = ()
+    """Why it is not the note that was asked for: `empty`, `too_long` (cut), `markup` (made harmless), `unfinished`
+    (the reply reached its token limit), `does_not_fit` (no question was short enough), or how asking failed."""
+    calls: int = 0
+    """Requests to the policy or the LLM."""
+    num_prompt_tokens: int = 0
+    num_reply_tokens: int = 0
+    """As far as they were reported."""
+    error: str = ""
+    """What failed, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one of several attempts at a task ended."""
+
+    success: bool
+    score: float
+    num_turns: int
+    num_prompt_tokens: int
+    num_reply_tokens: int
+    stop_reason: StopReason
+    error: str = ""
+    note: Note | None = None
+    """What was noted for the next attempt; None behind the last one."""
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.stop_reason.is_infrastructure and self.num_turns > 0
+
+
+@dataclass(frozen=True, slots=True)
 class Play:
-    """How one play of one task ended."""
+    """How one play of one task ended. Of several attempts, these are the facts of the last one."""
 
     task_id: str
     family: str
@@ -40,10 +77,45 @@ class Play:
     num_reply_tokens: int
     stop_reason: StopReason
     error: str = ""
+    num_prompt_tokens: int = 0
+    """Of all turns' prompts; 0 in files of earlier versions."""
+    attempts: tuple[Attempt, ...] = ()
+    """All attempts in their order, for an agent that may try several times."""
+
+    @classmethod
+    def of(cls, task_id: str, family: str, play_idx: int, attempts: Sequence[Attempt], is_single: bool) -> Play:
+        """The play that consists of these attempts, at least one."""
+        last = attempts[-1]
+        return cls(
+            task_id=task_id,
+            family=family,
+            play_idx=play_idx,
+            success=last.success,
+            score=last.score,
+            num_turns=last.num_turns,
+            num_reply_tokens=last.num_reply_tokens,
+            stop_reason=last.stop_reason,
+            error=last.error,
+            num_prompt_tokens=last.num_prompt_tokens,
+            attempts=() if is_single else tuple(attempts),
+        )
 
     @property
     def is_usable(self) -> bool:
         return not self.stop_reason.is_infrastructure and self.num_turns > 0
+
+    def within(self, attempts: int) -> Play:
+        """The play as it would have ended with only so many attempts."""
+        if len(self.attempts) <= attempts:
+            return self
+        return Play.of(self.task_id, self.family, self.play_idx, self.attempts[:attempts], False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as files hold it."""
+        values = asdict(self)
+        if not self.attempts:
+            del values["attempts"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -57,6 +129,27 @@ class EvaluationResult:
     @property
     def usable(self) -> list[Play]:
         return [play for play in self.plays if play.is_usable]
+
+    @property
+    def max_attempts(self) -> int:
+        """Attempts that a task had at most; 1 for most evaluations."""
+        allowed = self.settings.get("agent", {}).get("attempts", 1)
+        return max([allowed, *(len(play.attempts) for play in self.plays)])
+
+    def within(self, attempts: int) -> EvaluationResult:
+        """What would have been found with only so many attempts: attempts know nothing of those that follow.
+
+        Raises:
+            ConfigurationError: `attempts` is below 1, or more than the evaluation allowed.
+        """
+        if not 1 <= attempts <= self.max_attempts:
+            raise ConfigurationError(
+                f"The evaluation allowed {self.max_attempts} attempt(s), so it says nothing about {attempts}."
+            )
+        if attempts == self.max_attempts:
+            return self
+        settings = {**self.settings, "agent": {**self.settings.get("agent", {}), "attempts": attempts}}
+        return EvaluationResult(tuple(play.within(attempts) for play in self.plays), settings)
 
     def overall(self) -> Rate:
         """Micro mean over all plays, Wilson interval."""
@@ -96,9 +189,38 @@ class EvaluationResult:
         families = self.families()
         if len(families) > 1:
             values |= {f"success/{family}": rate.value for family, rate in families.items()}
+        if "agent" in self.settings:
+            values |= self._costs()
+        if self.max_attempts > 1:
+            for k in range(1, self.max_attempts + 1):
+                rate = self.within(k).overall()
+                values |= {f"success_at/{k}": rate.value, f"success_at/{k}_low": rate.low}
+                values |= {f"success_at/{k}_high": rate.high}
         ends = Counter(play.stop_reason for play in self.plays)
         values |= {f"stop/{reason.value}": count / len(self.plays) for reason, count in sorted(ends.items())}
         return values
+
+    def _costs(self) -> dict[str, float]:
+        """What an agent's plays took, all attempts and notes together: means over the usable plays."""
+        usable = self.usable
+        tried: list[Sequence[Play | Attempt]] = [play.attempts or (play,) for play in usable]
+        noted = [[one.note for one in play.attempts if one.note is not None] for play in usable]
+        values = {
+            "attempts": mean([len(one) for one in tried]),
+            "turns_total": mean([sum(a.num_turns for a in one) for one in tried]),
+            "prompt_tokens_total": mean([sum(a.num_prompt_tokens for a in one) for one in tried]),
+            "reply_tokens_total": mean([sum(a.num_reply_tokens for a in one) for one in tried]),
+        }
+        notes = [note for one in noted for note in one]
+        if not notes:
+            return values
+        values |= {
+            "note_calls": mean([sum(note.calls for note in one) for one in noted]),
+            "note_prompt_tokens": mean([sum(note.num_prompt_tokens for note in one) for one in noted]),
+            "note_reply_tokens": mean([sum(note.num_reply_tokens for note in one) for one in noted]),
+        }
+        faults = Counter(fault for note in notes for fault in note.faults)
+        return values | {f"note_fault/{fault}": count / len(notes) for fault, count in sorted(faults.items())}
 
     def timed_metrics(self, prefix: str, seconds: float) -> dict[str, float]:
         """[`metrics`] under the names of a trainer's log."""
@@ -115,7 +237,7 @@ class EvaluationResult:
             "kind": "evaluation",
             "settings": dict(self.settings),
             "summary": {key: value if math.isfinite(value) else None for key, value in self.metrics().items()},
-            "plays": [asdict(play) for play in self.plays],
+            "plays": [play.to_json() for play in self.plays],
         }
         write_text(path, json.dumps(without_secrets(data), indent=1, ensure_ascii=False, default=str) + "\n")
 
@@ -177,6 +299,40 @@ def compare(first: EvaluationResult, second: EvaluationResult, family: str | Non
     return Comparison(len(pairs), only_first, only_second, p_value)
 
 
+def refuse_other_result(path: str | os.PathLike, facts: Mapping[str, Any]) -> None:
+    """Raise where `path` holds a result that another evaluation would overwrite.
+
+    The versions of libraries make no other evaluation, nor do other weights under the same name.
+
+    Args:
+        path (`str` or `PathLike`):
+            Where a result is going to be saved.
+        facts (`Mapping[str, Any]`):
+            Its settings.
+
+    Raises:
+        ConfigurationError: the file is no evaluation, or one with other settings.
+    """
+    if not Path(path).exists():
+        return
+    old = dict(EvaluationResult.load(path).settings)
+    new = json.loads(json.dumps(without_secrets(dict(facts)), default=str))
+    other = sorted(name for name in {*old, *new} - {"versions"} if old.get(name) != new.get(name))
+    if other:
+        raise ConfigurationError(
+            f"{path} holds the result of an evaluation with other settings ({', '.join(other)}). Choose another "
+            "output, or delete it."
+        )
+
+
 def play_from_json(data: Mapping[str, Any]) -> Play:
-    """A play as [`EvaluationResult.save`] wrote it."""
-    return Play(**{**data, "stop_reason": StopReason(data["stop_reason"])})
+    """A play as [`Play.to_json`] wrote it."""
+    attempts = tuple(attempt_from_json(one) for one in data.get("attempts", ()))
+    return Play(**{**data, "stop_reason": StopReason(data["stop_reason"]), "attempts": attempts})
+
+
+def attempt_from_json(data: Mapping[str, Any]) -> Attempt:
+    """An attempt as a file holds it."""
+    note = data.get("note")
+    kept = Note(**{**note, "faults": tuple(note["faults"])}) if note is not None else None
+    return Attempt(**{**data, "stop_reason": StopReason(data["stop_reason"]), "note": kept})

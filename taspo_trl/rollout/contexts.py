@@ -22,6 +22,10 @@ _CUT = " ... "
 _MIN_OBSERVATION = 40  # characters that a cut observation keeps
 
 
+Opening = Callable[[Sequence[Message]], list[Message]]
+"""What puts further words into a first prompt's messages, in window contexts into those of each turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class PastTurn:
     """A finished turn as later prompts may show it."""
@@ -71,6 +75,7 @@ class WindowContext:
         self.template = template
         self.history_length = history_length
         self.max_length = max_length
+        self.opening: Opening | None = None
 
     def next(self, view: EpisodeView) -> Context | None:
         """The prompt of the coming turn; None when it cannot be made short enough."""
@@ -102,7 +107,8 @@ class WindowContext:
             **_view_fields(template, view, observation, outside),
             history=history,
         )
-        return [*_system(template), {"role": "user", "content": text}]
+        messages = [*_system(template), {"role": "user", "content": text}]
+        return messages if self.opening is None else self.opening(messages)
 
 
 @dataclass
@@ -116,6 +122,7 @@ class ConversationContext:
     renderer: ChatRenderer
     template: PromptTemplate
     max_length: int | None = None
+    opening: Opening | None = None
     _messages: list[Message] = field(default_factory=list)
     _num_opening: int = 0
     _ids: list[int] = field(default_factory=list)
@@ -132,15 +139,18 @@ class ConversationContext:
 
     def _open(self, view: EpisodeView) -> Context | None:
         if view.messages:
-            opening = self._fitting(self._told(view.messages))
+            opening = self._fitting(self._opened(self._told(view.messages)))
         else:
             fitting = (
-                self._fitting(self._first(view, text), is_cut)
+                self._fitting(self._opened(self._first(view, text)), is_cut)
                 for _, text, is_cut in _shrinking(0, view.observation, self.renderer, self.max_length)
             )
             opening = next(filter(None, fitting), None)
         self._num_opening = len(self._messages)
         return opening
+
+    def _opened(self, messages: list[Message]) -> list[Message]:
+        return messages if self.opening is None else self.opening(messages)
 
     def _first(self, view: EpisodeView, observation: str) -> list[Message]:
         text = _fill(self.template.first, **_view_fields(self.template, view, observation, self.renderer.outside))

@@ -7,6 +7,7 @@ Whatever goes wrong in one episode ends that episode, with its reason; the other
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ def play_episodes(
     on_group_end: Callable[[TrajectoryGroup], None] | None = None,
     on_episode_end: Callable[[Trajectory], None] | None = None,
     instances: dict[str, Any] | None = None,
+    opening: Callable[[EpisodeSpec, str, Sequence[Message]], list[Message]] | None = None,
 ) -> list[Trajectory]:
     """Play all episodes to their ends.
 
@@ -65,11 +67,16 @@ def play_episodes(
         instances (`dict[str, Any]`, *optional*):
             If given, the instance of a usable episode rests until its group has ended, and while `on_group_end` is
             called this holds the group's: uid -> instance.
+        opening (`Callable`, *optional*):
+            (episode, its family, messages) -> the messages of its first prompt, in window contexts of each prompt.
+            What an evaluation agent puts in. If `None`, they stay as they are.
 
     Returns:
         `list[Trajectory]`: rewards are not yet filled in.
     """
-    loop = _Loop(specs, engine, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end, instances)
+    loop = _Loop(
+        specs, engine, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end, instances, opening
+    )
     return loop.run()
 
 
@@ -85,6 +92,7 @@ class _Loop:
         on_group_end: Callable[[TrajectoryGroup], None] | None,
         on_episode_end: Callable[[Trajectory], None] | None,
         instances: dict[str, Any] | None,
+        opening: Callable[[EpisodeSpec, str, Sequence[Message]], list[Message]] | None,
     ):
         self.specs = specs
         self.engine = engine
@@ -95,6 +103,7 @@ class _Loop:
         self.on_group_end = on_group_end
         self.on_episode_end = on_episode_end
         self.instances = instances
+        self.opening = opening
         self.resting: dict[str, dict[str, Worker]] = {}
         """Group -> uid -> the worker that waits for the group's end."""
         self.tokenizer = renderer.tokenizer
@@ -176,6 +185,8 @@ class _Loop:
         episode.admissible_actions = admissible_actions(result.info)
         episode.progress = finite_number(result.info.get("progress"))
         episode.messages = messages(result.info)
+        if self.opening is not None:
+            episode.contexts.opening = functools.partial(self.opening, episode.spec, episode.family)
         return self._ask_policy(episode)
 
     def _ask_policy(self, episode: Episode) -> _End | None:
