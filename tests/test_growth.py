@@ -1,8 +1,8 @@
 """Questions, actions and saved records take time in proportion to their length, a question up to a megabyte.
 
-The other kinds of text from outside have theirs where they are read: replies in `test_actions.py` and `test_tokens.py`,
-tool calls in `environments/test_tool_calls.py`, observations in `test_markup.py` and `rollout/test_contexts.py`,
-analyzer answers and what an analyzer is asked in `analyzer/test_linear.py`.
+Replies have theirs in `test_actions.py` and `test_tokens.py`, tool calls in `environments/test_tool_calls.py`,
+observations in `test_markup.py` and `rollout/test_contexts.py`, analyzer answers and what an analyzer is asked in
+`analyzer/test_linear.py`.
 """
 
 from __future__ import annotations
