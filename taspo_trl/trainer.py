@@ -52,6 +52,7 @@ from .scoring.projection import add_selected_projection, selected_forward
 from .scoring.reproduces import require_reproduction
 from .scoring.teachers import RolloutTeacher
 from .training.adapters import add_reference_adapter
+from .training.alternatives import AlternativeScoring
 from .training.assembly import (
     configured_analyzer,
     experience_settings,
@@ -353,9 +354,17 @@ class TASPOTrainer(GRPOTrainer):
             distilling = Distilling(
                 recipe.distill, teacher, rollout, self._gather, args.mask_truncated_completions, window
             )
-        simulator = Simulator(recipe, collector)
+        simulator = Simulator(recipe)
+        alternatives = AlternativeScoring(recipe, passes, self._tokenizer, window)
         return ExperienceMaker(
-            collector, guidance, passes, settings, teacher, distilling, simulator if simulator.is_asked else None
+            collector,
+            guidance,
+            passes,
+            settings,
+            teacher,
+            distilling,
+            simulator if simulator.is_asked else None,
+            alternatives if recipe.rule_needs.alternatives else None,
         )
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:

@@ -307,6 +307,11 @@ class Alternatives:
     guided: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
     """Block name -> the same with the block."""
 
+    @property
+    def are_shifted(self) -> bool:
+        """Whether any block changes anything."""
+        return any(guided != self.plain for guided in self.guided.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Credit:

@@ -96,8 +96,10 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
     from ..environments.workers import EnvironmentPool
     from ..generation import SamplingSettings
     from ..rollout.loop import RolloutSettings
+    from ..rollout.others import sample_actions
     from ..rollout.rewards import RewardSettings
     from ..rollout.templates import ChatRenderer
+    from ..seeds import derive_seed
     from ..truth.assess import assess, recipes_of
     from ..truth.sample import play_groups
     from ..truth.values import num_replies_expected, play_values, sampled_trajectories
@@ -161,6 +163,12 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
                     on_states=lambda done, total: _show(bar, done, total),
                 )
         skill = attribute(pool.probes[None], "generic_skill")
+
+        def sample(turns: Sequence[Any], num_samples: int) -> Mapping[Any, Any]:
+            policy.engine.begin(sampling, derive_seed("alternatives", options.seed))
+            where: dict[str, Any] = {"pool": pool, "renderer": renderer, "settings": rollout}
+            return sample_actions(turns, engine=policy.engine, num_samples=num_samples, **where)
+
         report, scored = assess(
             groups,
             recipes,
@@ -176,6 +184,7 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
             temperature=options.temperature,
             max_tokens=options.micro_batch_tokens,
             pad_token_id=policy.pad_token_id,
+            sample=sample,
         )
         report["seconds"] = {"play": round(seconds, 2), **report["seconds"]}
         if options.reading:

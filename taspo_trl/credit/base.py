@@ -62,8 +62,10 @@ class Needs:
             Continuations played from each state for [`Batch.values`]; 0 = none.
         final_scores (`bool`, *optional*, defaults to `False`):
             Advantage rules only: whether [`Batch.scores`] is read.
-        alternatives (`bool`, *optional*, defaults to `False`):
-            Whether [`Batch.alternatives`] is read: every admissible action of a turn is scored, too.
+        alternatives (`int`, *optional*, defaults to `0`):
+            Most actions of a turn, the executed one included, that are scored for [`Batch.alternatives`]; 0 = none.
+        samples (`int`, *optional*, defaults to `0`):
+            Replies that are sampled for a turn whose world lists no actions, to have alternatives there too.
         progress (`bool`, *optional*, defaults to `False`):
             Whether [`Batch.progress`] is read, which the simulator alone knows: an oracle.
     """
@@ -81,7 +83,8 @@ class Needs:
     state_key: bool = False
     values: int = 0
     final_scores: bool = False
-    alternatives: bool = False
+    alternatives: int = 0
+    samples: int = 0
     progress: bool = False
 
 
@@ -139,7 +142,7 @@ class Batch:
         values (`Mapping[tuple[str, int], float]`, *optional*):
             (trajectory uid, t) -> V of the state before turn t (t = T_i: after the last action).
         alternatives (`Mapping[tuple[str, int], Alternatives]`, *optional*):
-            (trajectory uid, t) -> the admissible actions of turn t, scored; a turn that lists none is not there.
+            (trajectory uid, t) -> what could have been done in turn t, scored; a turn without any is not there.
         progress (`Mapping[tuple[str, int], float]`, *optional*):
             (trajectory uid, t) -> by how much the action of turn t brought the goal nearer, as the simulator knows it;
             a turn of which it knows nothing is not there.
@@ -453,7 +456,8 @@ def combined(*needs: Needs) -> Needs:
         state_key=any(one.state_key for one in needs),
         values=max((one.values for one in needs), default=0),
         final_scores=any(one.final_scores for one in needs),
-        alternatives=any(one.alternatives for one in needs),
+        alternatives=max((one.alternatives for one in needs), default=0),
+        samples=max((one.samples for one in needs), default=0),
         progress=any(one.progress for one in needs),
     )
 
@@ -550,14 +554,10 @@ def _check_means(t: Trajectory, ratios: Ragged, promised: Guarantees, weights: l
 
 
 def _all_shifts_zero(batch: Batch, t: Trajectory, needs: Needs) -> bool:
-    seen = [
-        shift
-        for turn_idx in range(len(t.turns))
-        for block in needs.blocks
-        for shift in batch.shifts(t, turn_idx, block) or ()
-        if not math.isnan(shift)
-    ]
-    return all(shift == 0 for shift in seen)
+    places = [(turn_idx, block) for turn_idx in range(len(t.turns)) for block in needs.blocks]
+    seen = [shift for place in places for shift in batch.shifts(t, *place) or () if not math.isnan(shift)]
+    others = [batch.alternatives.get((t.uid, turn_idx)) for turn_idx, _ in places] if needs.alternatives else []
+    return all(shift == 0 for shift in seen) and not any(one is not None and one.are_shifted for one in others)
 
 
 def _breach(t: Trajectory, rule: str, value: object) -> InvariantError:

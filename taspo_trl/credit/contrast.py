@@ -1,7 +1,11 @@
 """Ours: how strongly guidance supports an action beside what else could have been done (E4 with a baseline).
 
-Pure. An action that the policy was sure of has no shift, whatever guidance says of it; seen against its alternatives
-it has. The baseline is the mean over the admissible actions under the policy itself, as that of an advantage is.
+    contrast:              d_it = e(a_t) - sum over b of pi(b) e(b),  e = mean clipped shift of an action's tokens (E4)
+    contrast_probability:  d_it = p(a_t) - sum over b of pi(b) p(b),  p = guided probability among the actions
+
+b runs over the admissible actions, pi are the policy's probabilities among them. Pure. An action that the policy was
+sure of has no shift, whatever guidance says of it; seen against its alternatives it has. The baseline is the mean over
+the actions under the policy itself, as that of an advantage is. E5 to E7 follow as ever.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..types import Alternatives, Trajectory
 from .base import Batch, Guarantees, Needs, Ragged, Weighed
+from .option_checks import check_choice, check_count
 from .taspo import action_support, weigh_by_support
 
 
@@ -34,7 +39,8 @@ def contrast_supports(
             Whose guidance.
         form (`str`, *optional*, defaults to `"shift"`):
             `"shift"`: values in [-2c, 2c], exactly 0 where all actions shift alike. `"probability"`: values in
-            [-1, 1]; without any shift it is the policy's own probability that is compared.
+            [-1, 1], exactly 0 where no action shifts at all; elsewhere the policy's own probability is compared with
+            the others' as well as what guidance made of it.
         clip (`float`, *optional*, defaults to `2.0`), threshold (`float`, *optional*, defaults to `0.0`):
             c and kappa, as in [`~taspo_trl.credit.taspo.action_support`].
 
@@ -48,6 +54,8 @@ def contrast_supports(
     rows = (*alternatives.plain, *guided)
     if not all(row and all(map(math.isfinite, row)) for row in rows):
         return None
+    if guided == alternatives.plain:
+        return [0.0] * len(guided)  # guidance says nothing of this turn
     policy = _normalised(alternatives.plain)
     if form == "probability":
         effects = _normalised(guided)
@@ -84,6 +92,13 @@ class ContrastWeights:
             tau, eps_w and eta of [`~taspo_trl.credit.taspo.credit_weights`].
         block (`str`, *optional*, defaults to `"aligned"`):
             Whose guidance.
+        alternatives (`int`, *optional*, defaults to `32`):
+            Most actions of a turn that are compared, the executed one included; of more, so many are drawn.
+        samples (`int`, *optional*, defaults to `4`):
+            Where the world lists no actions: replies that the policy is asked for besides its own. 0 asks for none.
+
+    Raises:
+        ConfigurationError: a value outside its range.
     """
 
     form: Form = "shift"
@@ -93,16 +108,21 @@ class ContrastWeights:
     weight_range: float = 0.4
     step_size: float | None = None
     block: str = "aligned"
+    alternatives: int = 32
+    samples: int = 4
+
+    def __post_init__(self) -> None:
+        check_choice("form", self.form, get_args(Form), "'shift' is E4 with a baseline.")
+        check_count("alternatives", self.alternatives, 2, "The executed action is one of them.")
+        check_count("samples", self.samples, 0, "0 leaves turns alone whose world lists no actions.")
 
     @property
     def needs(self) -> Needs:
-        return Needs(blocks=(self.block,), scope="action", alternatives=True)
+        return Needs((self.block,), "action", alternatives=self.alternatives, samples=self.samples)
 
     @property
     def guarantees(self) -> Guarantees:
-        # The executed action may have no shift of its own and yet stand out.
-        bounds = (1 - self.weight_range, 1 + self.weight_range)
-        return Guarantees(bounds=bounds, mean_one="turns", identity_at_zero=False)
+        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns")
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         supports = [[self._support(batch, t, k) for k in range(len(t.turns))] for t in batch.trajectories]

@@ -145,13 +145,13 @@ class Method:
         given = dict(options)
         if args is not None:
             given |= {name: getattr(args, field_name) for name, field_name in self.fields.items()}
-        parts: dict[str, Any] = {part.slot: part.made(given) for part in self.parts_for(args)}
+        parts: dict[str, Any] = {part.slot: part.made(given) for part in self.parts_for(args, options)}
         settings = {"state_key": given.get("state_key", "observation")} if self.state_keys else {}
         settings |= {"place": given.get("place", "start")} if self.places else {}
         return Recipe(self.name, **parts, **settings, teacher_model=getattr(args, "teacher_model", None))
 
-    def parts_for(self, args: Any) -> tuple[Part, ...]:
-        """Its parts, where the configuration decides which."""
+    def parts_for(self, args: Any, options: Mapping[str, Any]) -> tuple[Part, ...]:
+        """Its parts, where the configuration or its options decide which."""
         return self.parts
 
     @cached_property
@@ -192,6 +192,8 @@ def needs_in_words(needs: Needs, contexts: tuple[str, ...] = ()) -> str:
         found.append(f"{needs.values} continuations from each state")
     if needs.progress:
         found.append("the simulator's own progress: an oracle")
+    if needs.alternatives:
+        found.append(f"up to {needs.alternatives} actions of each guided turn")
     return "; ".join(found) or "nothing"
 
 
@@ -225,6 +227,8 @@ def cost_in_words(needs: Needs) -> str:
         found.append(f"{of} in chunks of positions")
     if needs.values:
         found.append("more episodes, played on")
+    if needs.alternatives:
+        found.append("other actions scored behind the same prefixes")
     if needs.state_key:
         found.append("hashing")
     if needs.progress:

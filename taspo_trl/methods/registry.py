@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import fields
+from functools import cached_property, partial
 from typing import Any
 
 from ..credit.agentopsd import AgentOPSD
+from ..credit.contrast import ContrastWeights, Form
 from ..credit.factor import HTA, TAC
 from ..credit.gigpo import GiGPO
 from ..credit.graphgpo import GraphGPO
@@ -15,6 +17,7 @@ from ..credit.grsd import GRSD
 from ..credit.hcapo import HCAPO
 from ..credit.hgpo import HGPO
 from ..credit.opid import OPID
+from ..credit.option_checks import check_choice
 from ..credit.oracle import OracleWeights
 from ..credit.rloo import RLOO
 from ..credit.rlsd import RLSD
@@ -25,6 +28,7 @@ from ..credit.taspo_factor import TASPOFactor
 from ..credit.token_level import TokenWeights
 from ..credit.triage import Triage
 from ..credit.turnsight import TurnSight
+from ..errors import ConfigurationError
 from ..loss.distillation import OPSD, SDAR, SDPO, SkillSD, grpo_opsd, grpo_opsd_sdar, grpo_sdpo, opd, opsd_sdar
 from .method import Method, Part
 from .papers import PAPERS
@@ -41,12 +45,37 @@ FIELDS = {
 """TASPO's constants -> fields of the configuration."""
 
 
-class TASPO(Method):
-    """Its weights are of turns or of tokens: `allocation`."""
+SUPPORTS: Mapping[str, Form | None] = {"shift": None, "contrast": "shift", "contrast_probability": "probability"}
+"""TASPO's option `support` -> form of [`~taspo_trl.credit.contrast.ContrastWeights`]; None is the paper's E4."""
 
-    def parts_for(self, args: Any) -> tuple[Part, ...]:
+
+class TASPO(Method):
+    """Its weights are of turns or of tokens: `allocation`. The support of a turn may be ours: `support`."""
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        own = {one.name: one.default for one in fields(ContrastWeights) if one.name in ("alternatives", "samples")}
+        return {"support": "shift"} | own
+
+    def parts_for(self, args: Any, options: Mapping[str, Any]) -> tuple[Part, ...]:
+        support = options.get("support", "shift")
+        check_choice("support", support, SUPPORTS, "'shift' is the paper's; the others are ours.")
         is_by_token = args is not None and args.allocation == "token"
-        return (Part("weight", TokenWeights),) if is_by_token else self.parts
+        form = SUPPORTS[support]
+        if form is None:
+            idle = next((name for name in ("alternatives", "samples") if name in options), None)
+            if idle is not None and options[idle] != self.options[idle]:
+                raise ConfigurationError(
+                    f"`method_options` holds `{idle}`={options[idle]!r}, which support='shift' has no use for. Take "
+                    "support='contrast', or leave it out."
+                )
+            return (Part("weight", TokenWeights),) if is_by_token else self.parts
+        if is_by_token:
+            raise ConfigurationError(
+                f"`support={support!r}` compares whole actions, and `allocation='token'` weighs tokens. Take "
+                "allocation='action', or support='shift'."
+            )
+        return (Part("weight", partial(ContrastWeights, form=form), hidden=("form",)),)
 
 
 def _method(name: str, line: str, *parts: Part, cites: str | tuple[str, ...] = (), **more: Any) -> Method:
@@ -134,7 +163,13 @@ A~_it = A_i w_it
 ```
 
 Without another success, with A_i = 0, or with fewer than two turns that can be scored, all w_it are 1.""",
-        note='`allocation="token"` weighs action tokens instead of turns (the ablation).',
+        note="""`allocation="token"` weighs action tokens instead of turns (the ablation).
+
+`support` is ours and no part of the paper: `"contrast"` takes d_it minus the mean of the same over what else could
+have been done, weighted by the policy; `"contrast_probability"` the guided probability of the action among these minus
+its mean under the policy. Both are exactly 0 where guidance changes nothing. They score up to `alternatives` actions
+of each guided turn behind the same prefix: the admissible ones, or, where a world lists none, those of `samples`
+further replies.""",
     ),
     _method(
         "rlsd",

@@ -24,7 +24,7 @@ from ..generation import Engine, Generation, GenerationRequest
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
 from .episode import Episode, RolloutSettings
-from .replies import ReplyReader, first_unknown
+from .replies import first_unknown, reader_of
 from .tasks import EpisodeSpec
 
 
@@ -149,13 +149,7 @@ class _Loop:
             environment=self.pool.probes[spec.environment],
             traits=traits,
             contexts=self._contexts(traits, renderer),
-            reader=ReplyReader(
-                self.tokenizer,
-                traits.action_tags,
-                traits.action_blocks == "all",
-                renderer.notation,
-                renderer.notation is not None and renderer.opens_thinking,
-            ),
+            reader=reader_of(renderer, traits),
             max_turns=traits.max_turns if limit is None else limit,
         )
         # Arrow fills a missing value with None, which `reset` needs not know, unless it has no default for it.

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..environments.base import Traits
 from ..environments.tool_calls import Notation, find_calls
 from ..markup import tags_as_text
 from ..tokens import ActionBlock, ActionMasks, action_masks, decode_reply, find_actions
+from .templates import ChatRenderer
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,24 @@ class ReplyReader:
     @property
     def _marks(self) -> tuple[str, ...]:
         return () if self.notation is None else self.notation.texts
+
+
+def reader_of(renderer: ChatRenderer, traits: Traits) -> ReplyReader:
+    """Who reads the replies of an environment.
+
+    Args:
+        renderer (`ChatRenderer`):
+            Of this environment, as `for_environment` gives it.
+        traits (`Traits`):
+            What it declares of itself.
+    """
+    return ReplyReader(
+        renderer.tokenizer,
+        traits.action_tags,
+        traits.action_blocks == "all",
+        renderer.notation,
+        renderer.notation is not None and renderer.opens_thinking,
+    )
 
 
 def first_unknown(reply_ids: Sequence[Any], vocab_size: int) -> int | None:

@@ -1,52 +1,140 @@
-"""The admissible actions of each turn, scored behind the same prefix with and without blocks.
+"""What else could have been done in each turn, scored behind the same prefix with and without blocks.
 
 The prefix (prompt, block, reply up to the action) is computed once for all actions of a turn; each action continues
-from its keys and values.
+from its keys and values. A branch with the empty block is the plain branch: its scores are the same numbers.
 """
 
 from __future__ import annotations
 
 import copy
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..rows import MIN_SPLICE_INDEX, insert_block, pack_rows
+from ..seeds import derive_seed
 from ..types import Alternatives, Block, Guidance, Trajectory, Turn
-from .paired import PairedRow, _continued_logps, _device, _full_logps, _Prefix, _shared_prefix
+from .paired import (
+    Forward,
+    PairedRow,
+    _continued_logps,
+    _device,
+    _full_logps,
+    _Prefix,
+    _shared_prefix,
+    continues_from_shared_keys,
+)
+from .pairs import TurnKey
 from .saved import projecting, window_of
 
 
+Sampled = Callable[[Sequence[tuple[Trajectory, int]]], Mapping[TurnKey, Sequence[tuple[str, tuple[int, ...]]]]]
+"""Turns, by trajectory and index -> for each other actions that the policy would take: text and token ids."""
+
 _TAG = re.compile(r"<(\w+)>")
+
+
+@dataclass(frozen=True)
+class AlternativeTurn:
+    """One turn with what could have been done in it."""
+
+    key: TurnKey
+    texts: tuple[str, ...]
+    """The actions; the executed one comes first."""
+    actions: tuple[tuple[int, ...], ...]
+    """Their tokens, the tags included."""
+    prefix: tuple[int, ...]
+    """The prompt, and the reply up to the action."""
+    splice_index: int
+    blocks: Mapping[str, tuple[int, ...]]
+    """Name -> token ids; `()` is the empty block."""
+
+    @property
+    def branches(self) -> dict[str | None, tuple[int, ...]]:
+        """Block -> the prefix with it; None = without any. A branch that another one equals is left out."""
+        found: dict[str | None, tuple[int, ...]] = {None: self.prefix}
+        for name, ids in self.blocks.items():
+            if ids:
+                found[name] = insert_block(self.prefix, self.splice_index, ids)
+        return found
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest row."""
+        return max(map(len, self.branches.values())) + max(map(len, self.actions))
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens of its prefixes, each once."""
+        return sum(map(len, self.branches.values()))
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens of the actions, over all branches."""
+        return len(self.branches) * sum(map(len, self.actions))
 
 
 @dataclass(frozen=True)
 class AlternativeScores:
     """What was scored, and what it cost."""
 
-    alternatives: Mapping[tuple[str, int], Alternatives]
+    alternatives: Mapping[TurnKey, Alternatives]
     num_prefix_tokens: int
     num_action_tokens: int
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """One prefix with all its actions."""
+def alternative_turns(
+    trajectories: Sequence[Trajectory],
+    guidance: Mapping[str, Guidance],
+    tokenizer: Any,
+    *,
+    blocks: Sequence[str],
+    window: int | None = None,
+    most: int = 0,
+    sampled: Sampled | None = None,
+) -> list[AlternativeTurn]:
+    """The turns of guided trajectories that can be compared with what else could have been done.
 
-    key: tuple[str, int]
-    block: str | None
-    """None = plain."""
-    prefix: tuple[int, ...]
-    actions: tuple[tuple[int, ...], ...]
+    These are the admissible actions; where a world lists none, what `sampled` finds. A turn without either, whose
+    action cannot be located, or whose rows do not fit the model is left out.
 
-    @property
-    def size(self) -> int:
-        """The longest row that it makes."""
-        return len(self.prefix) + max(map(len, self.actions))
+    Args:
+        trajectories (`Sequence[Trajectory]`):
+            With their prompt ids.
+        guidance (`Mapping[str, Guidance]`):
+            By trajectory uid.
+        tokenizer:
+            The policy's: admissible actions are texts that nobody has sampled.
+        blocks (`Sequence[str]`):
+            Names of the blocks, a branch each.
+        window (`int`, *optional*):
+            Positions of the model.
+        most (`int`, *optional*, defaults to `0`):
+            Most actions of a turn, the executed one included; of more, so many are drawn with a seed from the turn.
+            0 = all.
+        sampled (`Callable`, *optional*):
+            Asked once, with all turns that list no actions.
+    """
+    found, unlisted = [], []
+    for t in trajectories:
+        of = guidance.get(t.uid)
+        for turn_idx, turn in enumerate(t.turns if of else ()):
+            made = _turn((t.uid, turn_idx), turn, of.blocks if of else {}, blocks)
+            if made is None:
+                continue
+            if turn.admissible_actions is None:
+                unlisted.append((made, t))
+            else:
+                found.append(_with(made, _admissible(made, turn, tokenizer), most))
+    if unlisted and sampled is not None:
+        answers = sampled([(t, made.key[1]) for made, t in unlisted])
+        found += [_with(made, answers.get(made.key, ()), most) for made, _ in unlisted]
+    return [one for one in found if len(one.actions) > 1 and (window is None or one.longest <= window)]
 
 
 def score_alternatives(
@@ -59,127 +147,192 @@ def score_alternatives(
     temperature: float = 1.0,
     max_tokens: int = 16384,
     pad_token_id: int = 0,
+    most: int = 0,
+    sampled: Sampled | None = None,
 ) -> AlternativeScores:
-    """Score every admissible action of the turns of guided trajectories.
-
-    A turn whose world lists no actions, whose action cannot be located, or whose rows do not fit the model has none.
-    The executed action comes first, whether it was admissible or not.
+    """Score what could have been done in the turns of guided trajectories, with a model that is not being trained.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
             The policy; left as it is.
-        trajectories (`Sequence[Trajectory]`):
-            With their prompt ids.
-        guidance (`Mapping[str, Guidance]`):
-            By trajectory uid.
-        tokenizer:
-            The policy's: alternatives are texts that nobody has sampled.
-        blocks (`Sequence[str]`):
-            Names of the blocks, a branch each.
+        trajectories, guidance, tokenizer, blocks, most, sampled:
+            As in [`alternative_turns`].
         temperature, max_tokens, pad_token_id:
             As in [`~taspo_trl.scoring.saved.score_saved`].
     """
     from ..generation.frozen import frozen_mode
 
-    branches: list[_Branch] = []
-    texts: dict[tuple[str, int], tuple[str, ...]] = {}
-    for t in trajectories:
-        of = guidance.get(t.uid)
-        if not of:
-            continue
-        for turn_idx, turn in enumerate(t.turns):
-            key = (t.uid, turn_idx)
-            made = _branches(key, turn, of.blocks, blocks, tokenizer, window_of(model))
-            if made:
-                branches += made[1]
-                texts[key] = made[0]
+    turns = alternative_turns(
+        trajectories, guidance, tokenizer, blocks=blocks, window=window_of(model), most=most, sampled=sampled
+    )
     with ExitStack() as stack:
         stack.enter_context(projecting(model, temperature))
         stack.enter_context(frozen_mode(model))
         stack.enter_context(torch.no_grad())
-        logps = _score(model, branches, max_tokens, pad_token_id)
-    plain = {one.key: found for one, found in zip(branches, logps, strict=True) if one.block is None}
-    guided: dict[tuple[str, int], dict[str, tuple[tuple[float, ...], ...]]] = {}
-    for one, found in zip(branches, logps, strict=True):
-        if one.block is not None:
-            guided.setdefault(one.key, {})[one.block] = found
+        scored = score_turns(model, turns, max_tokens=max_tokens, pad_token_id=pad_token_id)
     return AlternativeScores(
-        {key: Alternatives(texts[key], plain[key], guided[key]) for key in texts},
-        sum(len(one.prefix) for one in branches),
-        sum(len(action) for one in branches for action in one.actions),
+        scored, sum(one.num_prefix_tokens for one in turns), sum(one.num_action_tokens for one in turns)
     )
 
 
-def _branches(
-    key: tuple[str, int],
-    turn: Turn,
-    of: Mapping[str, Block],
-    blocks: Sequence[str],
-    tokenizer: Any,
-    window: int | None,
-) -> tuple[tuple[str, ...], list[_Branch]] | None:
-    """(actions, branches) of a turn; None where it has none."""
-    if not turn.admissible_actions or not turn.action or not turn.prompt_ids:
-        return None
-    if turn.splice_index is None or turn.splice_index < MIN_SPLICE_INDEX:
+def score_turns(
+    model: Any,
+    turns: Sequence[AlternativeTurn],
+    *,
+    max_tokens: int,
+    pad_token_id: int = 0,
+    forward: Forward | None = None,
+    num_forwards: int = 0,
+) -> dict[TurnKey, Alternatives]:
+    """Score the actions of every turn in all its branches.
+
+    Args:
+        model, max_tokens, pad_token_id, forward:
+            As in [`~taspo_trl.scoring.paired.score_pairs`].
+        turns (`Sequence[AlternativeTurn]`):
+            What to score.
+        num_forwards (`int`, *optional*, defaults to `0`):
+            At least so many forwards are run, the missing ones on a dummy row, because sharded models need the same
+            number on every process.
+    """
+    call, device = forward or model, _device(model)
+    branches = _branches(turns)
+    results: list[tuple[tuple[float, ...], ...]] = [()] * len(branches)
+    for batch in _batches(branches, max_tokens):
+        members = [branches[k] for k in batch]
+        for k, found in zip(batch, _score_batch(model, call, members, max_tokens, pad_token_id), strict=True):
+            results[k] = found
+    for _ in range(num_forwards - num_alternative_forwards(model, turns, max_tokens)):
+        _full_logps(call, [(0, 0)], [[1]], pad_token_id, device)
+    scores = {(one.key, one.block): found for one, found in zip(branches, results, strict=True)}
+    return {
+        one.key: Alternatives(
+            one.texts,
+            scores[one.key, None],
+            {name: scores[one.key, name if ids else None] for name, ids in one.blocks.items()},
+        )
+        for one in turns
+    }
+
+
+def num_alternative_forwards(model: Any, turns: Sequence[AlternativeTurn], max_tokens: int) -> int:
+    """How many forwards [`score_turns`] runs."""
+    branches = _branches(turns)
+    batches = [[branches[k] for k in batch] for batch in _batches(branches, max_tokens)]
+    prefixes = len(batches) if continues_from_shared_keys(model) else 0
+    return prefixes + sum(len(_slices(members, max_tokens)) for members in batches)
+
+
+# ---- turns ----------------------------------------------------------------------------------------------------------
+
+
+def _turn(key: TurnKey, turn: Turn, of: Mapping[str, Block], names: Sequence[str]) -> AlternativeTurn | None:
+    """The turn with its executed action alone; None where it cannot be scored."""
+    if not turn.action or not turn.prompt_ids or turn.splice_index is None or turn.splice_index < MIN_SPLICE_INDEX:
         return None
     places = [k for k, is_action in enumerate(turn.action_mask) if is_action]
     if not places or places[-1] - places[0] != len(places) - 1:
         return None  # not located, or several blocks
-    first, own = places[0], turn.reply_ids[places[0] : places[-1] + 1]
-    tag = _TAG.match(tokenizer.decode(own, clean_up_tokenization_spaces=False).strip())
-    if tag is None:
-        return None  # a tool call: what else could have been called is no text between tags
-    said = " ".join(turn.action.lower().split())
-    others = [one for one in dict.fromkeys(turn.admissible_actions) if " ".join(one.lower().split()) != said]
-    if not others:
-        return None
-    actions = (
-        own,
-        *(tuple(tokenizer.encode(f"<{tag[1]}>{one}</{tag[1]}>", add_special_tokens=False)) for one in others),
-    )
-    prefix = turn.prompt_ids + turn.reply_ids[:first]
-    found = [_Branch(key, None, prefix, actions)]
-    for name in blocks:
+    blocks = {}
+    for name in names:
         block = of.get(name)
         ids = None if block is None or block.place != "splice" else block.turns[key[1]]
         if ids is not None:
-            found.append(_Branch(key, name, insert_block(prefix, turn.splice_index, ids), actions))
-    if len(found) == 1 or (window is not None and max(one.size for one in found) > window):
+            blocks[name] = ids
+    if not blocks:
         return None
-    return (turn.action, *others), found
+    own = turn.reply_ids[places[0] : places[-1] + 1]
+    prefix = turn.prompt_ids + turn.reply_ids[: places[0]]
+    return AlternativeTurn(key, (turn.action,), (own,), prefix, turn.splice_index, blocks)
 
 
-def _score(
-    model: Any, branches: Sequence[_Branch], max_tokens: int, pad_token_id: int
-) -> list[tuple[tuple[float, ...], ...]]:
-    """Log-probabilities of the tokens of each branch's actions."""
-    results: list[tuple[tuple[float, ...], ...]] = [()] * len(branches)
+def _admissible(made: AlternativeTurn, turn: Turn, tokenizer: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """The admissible actions between the tags of the executed one."""
+    tag = _TAG.match(tokenizer.decode(made.actions[0], clean_up_tokenization_spaces=False).strip())
+    if tag is None:
+        return []  # a tool call: what else could have been called is no text between tags
+    return [
+        (one, tuple(tokenizer.encode(f"<{tag[1]}>{one}</{tag[1]}>", add_special_tokens=False)))
+        for one in turn.admissible_actions or ()
+    ]
+
+
+def _with(made: AlternativeTurn, others: Sequence[tuple[str, tuple[int, ...]]], most: int) -> AlternativeTurn:
+    """The turn with other actions: each text once, not what was done, and not too many."""
+    known = {_plain(made.texts[0])}
+    new = []
+    for text, ids in others:
+        if ids and _plain(text) not in known:
+            known.add(_plain(text))
+            new.append((text, ids))
+    if most and len(new) > most - 1:
+        drawn = random.Random(derive_seed("alternatives", *made.key)).sample(range(len(new)), most - 1)
+        new = [new[k] for k in sorted(drawn)]
+    return replace(
+        made, texts=made.texts + tuple(text for text, _ in new), actions=made.actions + tuple(ids for _, ids in new)
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+# ---- forwards -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """One prefix with all its actions."""
+
+    key: TurnKey
+    block: str | None
+    """None = plain."""
+    prefix: tuple[int, ...]
+    actions: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """The longest row that it makes."""
+        return len(self.prefix) + max(map(len, self.actions))
+
+
+def _branches(turns: Sequence[AlternativeTurn]) -> list[_Branch]:
+    return [_Branch(one.key, name, prefix, one.actions) for one in turns for name, prefix in one.branches.items()]
+
+
+def _batches(branches: Sequence[_Branch], max_tokens: int) -> list[list[int]]:
     # A branch takes as many rows as it has actions.
-    sizes = [one.size * len(one.actions) for one in branches]
-    for batch in pack_rows(sizes, max_tokens):
-        members = [branches[k] for k in batch]
-        for k, found in zip(batch, _score_batch(model, members, pad_token_id), strict=True):
-            results[k] = found
-    return results
+    return pack_rows([one.size * len(one.actions) for one in branches], max_tokens)
 
 
-def _score_batch(model: Any, members: Sequence[_Branch], pad_token_id: int) -> list[tuple[tuple[float, ...], ...]]:
+def _slices(members: Sequence[_Branch], max_tokens: int) -> list[slice]:
+    """The rows of a batch in forwards: all at once, but for a turn whose actions alone are too many."""
+    num_rows, width = sum(len(one.actions) for one in members), max(one.size for one in members)
+    rows = num_rows if len(members) > 1 else max(1, max_tokens // width)
+    return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
+
+
+def _score_batch(
+    model: Any, call: Forward, members: Sequence[_Branch], max_tokens: int, pad_token_id: int
+) -> list[tuple[tuple[float, ...], ...]]:
     device = _device(model)
-    # One position of the prefix is left over: it predicts the action's first token.
-    rows = [PairedRow(one.prefix, 0, (), ()) for one in members]
-    prefix = _shared_prefix(model, model, rows, [len(one.prefix) - 1 for one in members], pad_token_id, device)
+    prefix = None
+    if continues_from_shared_keys(model):
+        # One position of the prefix is left over: it predicts the action's first token.
+        rows = [PairedRow(one.prefix, 0, (), ()) for one in members]
+        prefix = _shared_prefix(model, call, rows, [len(one.prefix) - 1 for one in members], pad_token_id, device)
     owners = [k for k, one in enumerate(members) for _ in one.actions]
     sequences = [one.prefix + action for one in members for action in one.actions]
     lengths = [len(members[k].prefix) for k in owners]
     wanted = [list(range(start, len(sequence))) for start, sequence in zip(lengths, sequences, strict=True)]
-    if prefix is None:
-        flat = _full_logps(model, sequences, wanted, pad_token_id, device)
-    else:
-        starts = [length - 1 for length in lengths]
-        flat = _continued_logps(
-            model, model, _repeated(prefix, owners), sequences, starts, wanted, pad_token_id, device
-        )
+    flat: list[list[float]] = []
+    for part in _slices(members, max_tokens):
+        if prefix is None:
+            flat += _full_logps(call, sequences[part], wanted[part], pad_token_id, device)
+        else:
+            shared = _repeated(prefix, owners[part])
+            starts = [length - 1 for length in lengths[part]]
+            flat += _continued_logps(model, call, shared, sequences[part], starts, wanted[part], pad_token_id, device)
     found = iter(flat)
     return [tuple(tuple(next(found)) for _ in one.actions) for one in members]
 

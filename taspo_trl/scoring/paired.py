@@ -52,6 +52,11 @@ def continue_from_shared_keys(model: Any, allowed: bool) -> None:
     setattr(_base(model), _CONTINUES, allowed)
 
 
+def continues_from_shared_keys(model: Any) -> bool:
+    """What [`continue_from_shared_keys`] said; yes where nobody has."""
+    return getattr(_base(model), _CONTINUES, True)
+
+
 Kind = tuple[int, bool, bool]
 """(number of blocks, whether one is empty, whether they stand before the chat): rows of one kind share forwards."""
 
@@ -154,7 +159,7 @@ class _Scorer:
         ]
 
     def _prefix(self, model: Any, call: Forward, rows: list[PairedRow], starts: list[int]) -> _Prefix | None:
-        if starts[0] < 0 or not getattr(_base(model), _CONTINUES, True):
+        if starts[0] < 0 or not continues_from_shared_keys(model):
             return None
         return _shared_prefix(model, call, rows, starts, self.pad_token_id, _device(model))
 

@@ -17,10 +17,13 @@ from ..generation.frozen import frozen_mode
 from ..loss.batches import LossRow, collate, logps_of, with_logps
 from ..loss.distillation.compose import teacher_columns
 from ..loss.plan import UpdatePlan
+from ..scoring.alternatives import AlternativeTurn, num_alternative_forwards, score_turns
 from ..scoring.paired import PairedLogps, PairedRow, num_score_batches, score_pairs
+from ..scoring.pairs import TurnKey
 from ..scoring.projection import selected_forward
 from ..scoring.teachers import PolicyAccess, RolloutTeacher, TeacherScorer
 from ..scoring.whole import WholeRow, spliced_row
+from ..types import Alternatives
 from .adapters import reference_adapter
 
 
@@ -147,6 +150,29 @@ class PolicyPasses:
                 forward=self.model,
                 num_batches=num_batches,
             )
+
+    def score_alternatives(self, turns: Sequence[AlternativeTurn]) -> dict[TurnKey, Alternatives]:
+        """Score what could have been done in the turns of the global batch, each process a share of them.
+
+        Args:
+            turns (`Sequence[AlternativeTurn]`):
+                The same on every process.
+        """
+        num_processes = self.accelerator.num_processes
+        order = sorted(turns, key=lambda one: (-one.num_prefix_tokens, one.key))
+        mine = order[self.accelerator.process_index :: num_processes]
+        model = self.accelerator.unwrap_model(self.model)
+        num_forwards = max(self.gather([num_alternative_forwards(model, mine, self.max_tokens)]))
+        with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
+            scored = score_turns(
+                model,
+                mine,
+                max_tokens=self.max_tokens,
+                pad_token_id=self.pad_token_id,
+                forward=self.model,
+                num_forwards=num_forwards,
+            )
+        return dict(self.gather(list(scored.items())))
 
     def _with_teacher(self, mine: Sequence[PairedRow], teacher: TeacherScorer) -> list[PairedLogps]:
         rollout = RolloutTeacher(self.policy_access)

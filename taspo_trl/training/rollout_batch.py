@@ -31,6 +31,7 @@ from ..scoring.pairs import ScoreScope, TurnKey, plan_pairs, turn_scores
 from ..scoring.teachers import TeacherScorer
 from ..seeds import derive_seed
 from ..types import Credit, ReplyScore, Trajectory
+from .alternatives import AlternativeScoring
 from .checkpoint import Buffer
 from .distilling import Distilling
 from .passes import PolicyPasses
@@ -126,6 +127,8 @@ class ExperienceMaker:
     """Where the method has a distillation term."""
     simulator: Simulator | None = None
     """Where the method asks for what only the simulator knows."""
+    alternatives: AlternativeScoring | None = None
+    """Where the method compares actions with what else could have been done."""
     _has_told_method: bool = field(default=False, init=False)
 
     def make(
@@ -188,7 +191,7 @@ class ExperienceMaker:
             )
             if self.simulator is not None:
                 with _timed(seconds, "time/simulator"):
-                    batch = self.simulator.told(batch)
+                    batch = self.simulator.told(batch, self.collector)
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):
@@ -200,6 +203,14 @@ class ExperienceMaker:
                 loss_rows, sampling_report = self._correct(plan, loss_rows, trajectories)
             with _timed(seconds, "time/analyzer_visible"):
                 guided = self._collect_guidance()
+            if self.alternatives is not None:
+                with _timed(seconds, "time/alternatives"):
+                    others_seed = derive_seed("alternatives", seed, rollout)
+                    others, costs = self.alternatives.scored(
+                        batch, guided.guidance, self.collector, sampling, others_seed
+                    )
+                    batch = replace(batch, alternatives=others)
+                    seconds |= costs
             with _timed(seconds, "time/scoring"):
                 assigned = self.settings.recipe.assign(self._scored(batch, plan, guided))
                 credits = assigned.credits

@@ -15,6 +15,7 @@ from ..methods import Recipe, recipe_for
 from ..rollout.groups import Collector
 from ..rollout.plans import knows_plans, progress_told
 from ..rollout.tasks import plan_groups
+from ..types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -24,30 +25,40 @@ class Simulator:
     Args:
         recipe (`Recipe`):
             The method.
-        collector (`Collector`):
-            Who played, and how what processes found out is brought together.
     """
 
     recipe: Recipe
-    collector: Collector
 
     @property
     def is_asked(self) -> bool:
         """Whether the method asks for anything."""
         return self.recipe.needs.progress
 
-    def told(self, batch: Batch) -> Batch:
-        """The batch with what the method needs. Each process replays a share of the episodes."""
+    def told(self, batch: Batch, collector: Collector) -> Batch:
+        """The batch with what the method needs. Each process replays a share of the episodes.
+
+        Args:
+            batch (`Batch`):
+                As it was played.
+            collector (`Collector`):
+                Who played it.
+        """
         if self.recipe.needs.progress:
-            batch = replace(batch, progress=self._progress(batch))
+            batch = replace(batch, progress=_progress(batch, collector))
         return batch
 
-    def _progress(self, batch: Batch) -> dict[tuple[str, int], float]:
-        factories = self.collector.pool.factories
-        usable = [t for t in batch.trajectories if t.is_usable]
-        mine = usable[self.collector.process_index :: self.collector.num_processes]
-        found = [(t.uid, k, one) for t in mine for k, one in enumerate(progress_told(t, factories[t.environment]))]
-        return {(uid, k): one for uid, k, one in self.collector.gather(found) if one is not None}
+
+def _progress(batch: Batch, collector: Collector) -> dict[tuple[str, int], float]:
+    factories = collector.pool.factories
+    mine = _share(batch, collector)
+    found = [(t.uid, k, one) for t in mine for k, one in enumerate(progress_told(t, factories[t.environment]))]
+    return {(uid, k): one for uid, k, one in collector.gather(found) if one is not None}
+
+
+def _share(batch: Batch, collector: Collector) -> list[Trajectory]:
+    """The usable trajectories that this process finds out about."""
+    usable = [t for t in batch.trajectories if t.is_usable]
+    return usable[collector.process_index :: collector.num_processes]
 
 
 def check_simulator(args: Any, pool: EnvironmentPool, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..credit.base import Batch, combined
-from ..credit.contrast import ContrastWeights
 from ..errors import ConfigurationError
 from ..methods import METHODS, Recipe
+from ..methods.registry import SUPPORTS
 from ..records import TrajectoryRecord
 from ..types import TrajectoryGroup
 from .progress import Labels, progress_labels
@@ -20,8 +20,8 @@ from .sample import ScoredGroups, guide_and_score
 from .values import TurnValues
 
 
-OURS = ("contrast", "contrast_probability")
-"""Variants of TASPO's support that are measured here, and no published methods."""
+OURS = tuple(name for name in SUPPORTS if name != "shift")
+"""TASPO's forms of support that are measured under their own names, and no published methods."""
 VALUE_THRESHOLD = 0.1
 """Turns whose Monte-Carlo advantage is above it should have more credit than the others."""
 
@@ -53,17 +53,7 @@ def recipes_of(names: Iterable[str], args: Any, with_controls: bool = True) -> d
 
 def _recipe(name: str, args: Any) -> Recipe:
     if name in OURS:
-        form = "shift" if name == "contrast" else "probability"
-        rule = ContrastWeights(
-            form=form,  # type: ignore[arg-type]
-            clip=args.shift_clip,
-            threshold=args.shift_threshold,
-            temperature=args.score_temperature,
-            weight_range=args.weight_range,
-            step_size=args.weight_step_size,
-            block=args.guidance,
-        )
-        return Recipe(name, weight=rule)
+        return replace(METHODS["taspo"].make(args, support=name), name=name)
     if name not in METHODS:
         known = ", ".join(map(repr, (*METHODS, *OURS)))
         raise ConfigurationError(f"There is no method {name!r}. There are {known}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..analyzer.base import Analyzer
@@ -96,6 +97,7 @@ def guide_and_score(
     max_tokens: int = 16384,
     pad_token_id: int = 0,
     workers: int = 4,
+    sample: Callable[..., Any] | None = None,
 ) -> ScoredGroups:
     """Make every block that `needs` names, and score the groups with all of them.
 
@@ -110,6 +112,10 @@ def guide_and_score(
             Environments by name, for contexts that replay.
         skill_of, action_tags, scale_rewards, temperature, max_tokens, pad_token_id, workers:
             As in training.
+        sample (`Callable`, *optional*):
+            (turns, `num_samples`) -> what the policy would also do in them, as
+            [`~taspo_trl.rollout.others.sample_actions`] tells it. Without it, turns whose world lists no actions have
+            no alternatives.
 
     Raises:
         ConfigurationError: no construction makes a block, or progress is needed and no world tells any.
@@ -153,7 +159,16 @@ def guide_and_score(
         seconds["scoring"] = time.perf_counter() - started
         if needs.alternatives:
             started = time.perf_counter()
-            found = score_alternatives(model, trajectories, guidance, tokenizer, blocks=needs.blocks, **given)
+            found = score_alternatives(
+                model,
+                trajectories,
+                guidance,
+                tokenizer,
+                blocks=needs.blocks,
+                most=needs.alternatives,
+                sampled=None if sample is None else partial(sample, num_samples=needs.samples),
+                **given,
+            )
             alternatives = found.alternatives
             num_tokens = found.num_prefix_tokens + found.num_action_tokens
             seconds["alternatives"] = time.perf_counter() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -137,6 +138,69 @@ def test_schedules_and_states_reach_the_rules(tmp_path):
         assert torch.equal(value, tiny.parameters(made["serl"])[key]), key
         assert torch.equal(value, tiny.parameters(made["gigpo"])[key]), key
     assert any(key == "credit/singleton_turns" for entry in made["gigpo"].state.log_history for key in entry)
+
+
+class Unlisted(HouseholdEnvironment):
+    """Tells nobody what may be done."""
+
+    def reset(self, **row):
+        result = super().reset(**row)
+        return dataclasses.replace(result, info={**result.info, "admissible_actions": None})
+
+    def step(self, action):
+        result = super().step(action)
+        return dataclasses.replace(result, info={**result.info, "admissible_actions": None})
+
+
+CONTRASTS = ("contrast", "contrast_probability")
+
+
+@pytest.mark.parametrize("support", CONTRASTS)
+def test_support_beside_what_else_could_have_been_done(tmp_path, support):
+    """What is compared is listed by the world, or sampled where it lists nothing; the cost is logged."""
+    listed = support == "contrast"
+
+    def replying(uid, turn):
+        """What else the policy would do where it is asked again."""
+        return acting(uid, turn) if "-o" not in uid else f"<action>{['look', 'inventory'][int(uid[-1]) % 2]}</action>"
+
+    made = new_trainer(
+        tmp_path,
+        "taspo",
+        environment_factory=HouseholdEnvironment if listed else Unlisted,
+        method_options={"support": support, "alternatives": 5, "samples": 3},
+        guidance="random_success",
+        max_steps=1,
+    )
+    tiny.use_policy(made, tiny.ScriptedPolicy(replying))
+    made.train()
+    made.close()
+    entry = next(one for one in made.state.log_history if "loss" in one)
+    assert entry["alternatives/turn_share"] > 0.5
+    actions = entry["alternatives/actions"]
+    assert actions == 5 if listed else 2 <= actions <= 3
+    assert (entry["alternatives/sampled_replies"] > 0) != listed
+    assert entry["alternatives/prefix_tokens"] > entry["alternatives/action_tokens"] > 0
+    names = {key for key in entry if not is_final(key)}
+    assert not sorted(key for key in names if not any(matches(one, key) for one in DOCUMENTED))
+    assert any(len(set(one.credit.weights)) > 1 for one in read_records(tmp_path / "_trajectories"))
+
+
+@pytest.mark.parametrize("support", CONTRASTS)
+def test_an_empty_block_says_nothing_of_alternatives_either(tmp_path, support):
+    """Weights are exactly 1: TASPO with the empty block is GRPO to the last bit."""
+    plain = new_trainer(tmp_path / "grpo", "grpo", max_steps=1)
+    options = {"support": support}
+    empty = new_trainer(tmp_path / "empty", "taspo", guidance="empty", method_options=options, max_steps=1)
+    for made in (plain, empty):
+        made.train()
+        made.close()
+    records = list(read_records(tmp_path / "empty" / "_trajectories"))
+    supports = [support for one in records for support in one.credit.supports if support is not None]
+    assert supports and set(supports) == {0.0}
+    assert {weight for one in records for weight in one.credit.weights} == {1.0}
+    for key, value in tiny.parameters(plain).items():
+        assert torch.equal(value, tiny.parameters(empty)[key]), key
 
 
 def test_the_oracle_s_plan_is_shown_where_the_world_knows_it(tmp_path):

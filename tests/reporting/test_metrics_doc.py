@@ -25,11 +25,17 @@ PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(taspo_trl.__file__).parent.rglob("*.py"))
 ONLY_WITH_AN_ENGINE = {"time/weight_sync"}
 ONLY_WITH_A_METHOD = {
+    "alternatives/action_tokens",
+    "alternatives/actions",
+    "alternatives/prefix_tokens",
+    "alternatives/sampled_replies",
+    "alternatives/turn_share",
     "credit/action_mean_drift",
     "credit/role/<role>",
     "credit/singleton_turns",
     "credit/without_peer",
     "distill/loss",
+    "time/alternatives",
     "time/simulator",
 }
 """Those of methods other than TASPO: `tests/methods/test_training.py` logs them."""

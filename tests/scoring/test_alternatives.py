@@ -14,7 +14,14 @@ from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.rows import insert_block
-from taspo_trl.scoring.alternatives import score_alternatives
+from taspo_trl.scoring.alternatives import (
+    alternative_turns,
+    num_alternative_forwards,
+    score_alternatives,
+    score_turns,
+)
+from taspo_trl.scoring.paired import continue_from_shared_keys
+from taspo_trl.scoring.saved import projecting
 from taspo_trl.types import Block, Guidance
 from tests import tiny
 
@@ -88,6 +95,49 @@ def test_the_cost_is_counted(episodes):
     prefixes = sum(2 * len(u.prompt_ids) + n for one, n in zip(episodes, blocks, strict=True) for u in one.turns)
     tokens = sum(len(row) for one in found.alternatives.values() for row in (*one.plain, *one.guided["aligned"]))
     assert (found.num_prefix_tokens, found.num_action_tokens) == (prefixes, tokens)
+
+
+def test_of_many_actions_some_are_drawn_and_the_executed_one_stays(episodes):
+    model = tiny.model(dtype=torch.float64)
+    whole, part = (score(model, episodes, most=most).alternatives for most in (0, 4))
+    assert part.keys() == whole.keys()
+    for key, one in part.items():
+        assert len(one.actions) == 4 and one.actions[0] == whole[key].actions[0]
+        places = [whole[key].actions.index(action) for action in one.actions]
+        assert places == sorted(places)
+        for k, place in enumerate(places):
+            assert list(one.plain[k]) == pytest.approx(list(whole[key].plain[place]), abs=1e-9)
+    assert score(model, episodes, most=4).alternatives == part, "the same ones again"
+
+
+def test_the_empty_block_has_the_very_numbers_of_the_plain_branch(episodes):
+    given = {one.uid: Guidance(one.uid, "empty", {"empty": Block.whole((), len(one.turns))}) for one in episodes}
+    found = score_alternatives(tiny.model(), episodes, given, TOKENIZER, blocks=("empty",), max_tokens=300)
+    assert len(found.alternatives) == 6
+    assert all(one.guided["empty"] == one.plain and not one.are_shifted for one in found.alternatives.values())
+    assert found.num_prefix_tokens == sum(len(turn.prompt_ids) for one in episodes for turn in one.turns)
+
+
+def test_every_process_runs_the_same_number_of_forwards(episodes):
+    """A turn whose actions alone exceed the budget takes several; whoever has fewer makes up for it."""
+    model, calls = tiny.model(dtype=torch.float64), []
+    turns = alternative_turns(episodes, guidance_of(episodes), TOKENIZER, blocks=("aligned",))
+    rows = sum(len(one.branches) * len(one.actions) for one in turns)
+
+    def counted(**inputs):
+        calls.append(inputs["input_ids"].shape)
+        return model(**inputs)
+
+    with projecting(model, 1.0), torch.no_grad():
+        for shared in (True, False):
+            continue_from_shared_keys(model, shared)
+            for budget, company in ((1, 0), (10**6, 7)):
+                calls.clear()
+                needed = num_alternative_forwards(model, turns, budget)
+                scored = score_turns(model, turns, max_tokens=budget, forward=counted, num_forwards=needed + company)
+                assert len(calls) == needed + company and len(scored) == 6
+                if budget == 1:
+                    assert needed == rows + shared * 12, "one row a forward, and one for each of twelve prefixes"
 
 
 def test_turns_that_cannot_be_compared_are_left_out(episodes):
