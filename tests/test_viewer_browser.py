@@ -83,7 +83,7 @@ def test_overview_shows_curves_evaluations_and_where_trajectories_fall(page, sma
     page.open(small)
     titles = page.texts(".chart-title")
     assert titles[:5] == [
-        "Success in rollouts", "Reward", "Guidance coverage", "Spread of the weights", "KL to the reference",
+        "Success in rollouts", "Reward", "Guidance coverage", "Weight spread", "KL to the reference",
     ]  # fmt: skip
     assert "Seconds per step, by stage" in titles
     page.wait(f"document.querySelectorAll('.chart svg').length === {len(titles)}")
@@ -462,6 +462,7 @@ def damaged_records():
 def test_damaged_records_are_shown_without_an_error(page, tmp_path):
     path = tmp_path / "rollout_000000.jsonl"
     records = list(damaged_records())
+    write_method(tmp_path)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     page.open(f"{write_viewer(path).as_uri()}#view=trajectories")
     assert page.run("store.rows.key.length") == len(records) > 400
@@ -520,6 +521,25 @@ def test_nothing_is_cut_off(page, small, width, height, is_dark):
                 assert page.run("document.querySelector('main > section:not([hidden]) .reading') !== null"), place
     finally:
         page.resize(1280, 800)
+
+
+def test_refused_actions_that_are_credited_can_be_found(page, tmp_path):
+    records = [json.loads(json.dumps(to_json(record))) for record in small_group()]
+    records[1]["credit"] |= {"advantage": 0.7, "weights": [0.9, 1.2, 0.9]}
+    write_method(tmp_path)
+    (tmp_path / "rollout_000000.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    page.open(write_viewer(tmp_path).as_uri())
+    page.click('.tiles a[href*="flagged"]')
+    page.wait("!document.getElementById('trajectories').hidden && list.found.length === 1")
+    page.click(".rows a")
+    page.wait("document.querySelectorAll('.turn').length === 3")
+    assert page.texts(".turn header .flag") == ["⚑ yet credited"]
+    assert "more credit ⚑" in page.texts(".minimap a")[1]
+    # A success: above 1 is credit, blue; below it is amber. In the failure of the other tests it is the other way.
+    colours = page.run(
+        "[...document.querySelectorAll('.turn .weight')].map((one) => getComputedStyle(one).backgroundColor)"
+    )
+    assert colours[0] == colours[2] != colours[1]
 
 
 def test_page_of_a_run_that_goes_on_loads_itself_again(page, tmp_path):

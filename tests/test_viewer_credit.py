@@ -151,8 +151,11 @@ def test_distilling_methods_show_their_coefficient():
     record = to_json(small_group()[1])
     record["credit"] |= {"supports": [None] * 3, "distill": [0.0125, 0.0, 0.0125]}
     lines = lines_of_group([record], facts)[0]
-    assert lines[0] == [["distilled", "0.01 · m 0.0125 on each of 3 reply tokens", "0.000375 of the term"]]
+    assert lines[0] == [["distilled", "0.01 · m on each of 3 reply tokens, m = 0.0125", "0.000375 of the term"]]
     assert lines[1] == [["distilled", "no teacher's score of this turn", "0"]]
+    facts["distill"]["policy_share"] = 0.0
+    assert lines_of_group([record], facts)[0][1][0] == ["outcome", "nothing is learned from A: its share is 0", ""]
+    facts["distill"]["policy_share"] = 1.0
     shown = shown_method(facts, Counter({"sdar": 1}))
     assert shown["distill"] == {"share": "0.01", "policy_share": "1.0", "reduction": "token_mean"}
 
@@ -165,7 +168,7 @@ def test_coefficients_of_distillation_come_back_from_a_record():
 
 
 def test_small_numbers_keep_a_digit():
-    assert [signed(0.00012), signed(-0.25), signed(0.0), signed(-1e-12)] == ["+0.0001", "−0.250", "0.000", "0.000"]
+    assert [signed(0.00012), signed(-0.25), signed(0.0), signed(-1e-7)] == ["+0.0001", "−0.250", "0.000", "0.000"]
     assert [less(0.25), less(-0.25)] == [" − 0.250", " + 0.250"]
 
 

@@ -425,11 +425,12 @@ def _distilled(one: Episode, t: int, facts: Mapping[str, Any]) -> Line:
     if not term:
         return []
     share = number(term.get("share")) or 0.0
+    alone = [] if number(term.get("policy_share")) else [["outcome", "nothing is learned from A: its share is 0", ""]]
     if t >= len(one.distill):
-        return [["distilled", f"{short(share)} · m · loss of each reply token", ""]]
+        return [*alone, ["distilled", f"{short(share)} · m · loss of each reply token", ""]]
     m = one.distill[t]
     if m == 0:
-        return [["distilled", "no teacher's score of this turn", "0"]]
+        return [*alone, ["distilled", "no teacher's score of this turn", "0"]]
     count = one.num_tokens[t]
-    how = f"{short(share)} · m {m:.3g} on each of {count} reply tokens"
-    return [["distilled", how, f"{share * m * count:.3g} of the term"]]
+    how = f"{short(share)} · m on each of {count} reply tokens, m = {m:.3g}"
+    return [*alone, ["distilled", how, f"{share * m * count:.3g} of the term"]]

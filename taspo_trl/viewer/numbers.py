@@ -10,7 +10,7 @@ MINUS = "\u2212"
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """With its sign, +0.250; small values keep three digits: +0.00012."""
+    """With its sign, +0.250; a small value keeps one digit: +0.0001."""
     text = _digits(value, digits)
     return f"+{text}" if float(text.replace(MINUS, "-")) > 0 else text
 
@@ -34,5 +34,5 @@ def less(value: float, digits: int = 3) -> str:
 def _digits(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     if float(text) == 0:  # too small for its digits, or nothing
-        text = f"{value:.1g}" if abs(value) >= 1e-9 else f"{0:.{digits}f}"
+        text = f"{value:.1g}" if abs(value) >= 10.0 ** -(digits + 2) else f"{0:.{digits}f}"
     return text.replace("-", MINUS)

@@ -8,7 +8,7 @@ const overview = (() => {
     { name: "success", title: "Success in rollouts", ...share },
     { name: "reward", title: "Reward" },
     { name: "guidance/coverage", title: "Guidance coverage", ...share },
-    { name: "credit/weight_std", title: "Spread of the weights", low: 0 },
+    { name: "credit/weight_std", title: "Weight spread", low: 0 },
     { name: "kl", title: "KL to the reference" },
     { name: "actions/invalid_share", title: "Invalid actions", ...share },
     { name: "turns/mean", title: "Turns of a trajectory", low: 0 },
@@ -74,7 +74,7 @@ const overview = (() => {
           "details",
           h("summary", "Equations and options"),
           equations && h("pre.equations", equations),
-          note && h("p.hint", note),
+          note && h("p.hint", note.replaceAll("`", "")),
           assumed && h("p.hint", "The run did not write its options down: these are the method's defaults."),
           h(
             "dl.options",
