@@ -100,7 +100,7 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
     from ..rollout.rewards import RewardSettings
     from ..rollout.templates import ChatRenderer
     from ..seeds import derive_seed
-    from ..truth.assess import assess, recipes_of
+    from ..truth.assess import assess, measured_needs, recipes_of
     from ..truth.sample import play_groups
     from ..truth.values import num_replies_expected, play_values, sampled_trajectories
 
@@ -108,6 +108,7 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
         output_dir=options.output, guidance=options.guidance, use_cpu=True, bf16=False, report_to="none"
     )
     recipes = recipes_of(options.methods, config)
+    measured_needs(recipes)  # says what cannot be measured before anything is played
     rows = _rows(options)
     policy = load_policy(options.model, options.device, options.dtype)
     rollout = RolloutSettings(

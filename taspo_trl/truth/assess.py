@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..credit.base import Batch, combined
+from ..credit.base import NOTHING, Batch, Needs, combined
 from ..errors import ConfigurationError
 from ..methods import METHODS, Recipe
 from ..methods.registry import SUPPORTS
 from ..records import TrajectoryRecord
 from ..types import TrajectoryGroup
+from .distilled import distilled_credit
 from .progress import Labels, progress_labels
 from .report import CONTROL, Truth, credit_report, perfect_credit, turn_credit
 from .sample import ScoredGroups, guide_and_score
@@ -22,6 +23,7 @@ from .values import TurnValues
 
 OURS = tuple(name for name in SUPPORTS if name != "shift")
 """TASPO's forms of support that are measured under their own names, and no published methods."""
+_COPIES = ("rollout", "stale", "ema", "frozen")
 VALUE_THRESHOLD = 0.1
 """Turns whose Monte-Carlo advantage is above it should have more credit than the others."""
 
@@ -60,6 +62,46 @@ def _recipe(name: str, args: Any) -> Recipe:
     return METHODS[name].make(args)
 
 
+def measured_needs(recipes: Mapping[str, Recipe]) -> Needs:
+    """What all methods together ask for, of one policy before its first update: it is every copy of itself.
+
+    Raises:
+        ConfigurationError: a method cannot be measured on saved episodes.
+    """
+    for name, recipe in recipes.items():
+        needs = recipe.needs
+        if needs.teacher not in _COPIES:
+            raise ConfigurationError(
+                f"{name!r} learns from another model (teacher {needs.teacher!r}), and here one policy is measured. "
+                "Leave it out of `methods`."
+            )
+        if needs.vocabulary:
+            raise ConfigurationError(
+                f"{name!r} compares distributions over the vocabulary, which says nothing of the sampled tokens one "
+                "by one: its turns have no credit. Leave it out of `methods`."
+            )
+        if needs.values:
+            raise ConfigurationError(
+                f"{name!r} asks for continuations of its own ({needs.values} from each state). Leave it out of "
+                "`methods`, or take its other option."
+            )
+    one = NOTHING.teacher, NOTHING.teacher_every, NOTHING.teacher_rate
+    return combined(
+        *(
+            replace(recipe.needs, teacher=one[0], teacher_every=one[1], teacher_rate=one[2])
+            for recipe in recipes.values()
+        )
+    )
+
+
+def credit_of(recipe: Recipe, batch: Batch) -> dict[tuple[str, int], float]:
+    """C_it of each turn under a method; with a distillation term, its gradient's coefficient is a part of it."""
+    weighed = recipe.assign(batch).weighed
+    if recipe.distill is None:
+        return turn_credit(batch, weighed)
+    return distilled_credit(batch, weighed, recipe.distill)
+
+
 def assess(
     groups: Sequence[TrajectoryGroup],
     recipes: Mapping[str, Recipe],
@@ -95,13 +137,13 @@ def assess(
     Raises:
         ConfigurationError: there are no labels.
     """
-    needs = combined(*(recipe.needs for recipe in recipes.values()))
+    needs = measured_needs(recipes)
     scored = guide_and_score(
         groups, needs, model=model, tokenizer=tokenizer, analyzer=analyzer, factories=factories, **scoring
     )
     batch, seconds = scored.batch, dict(scored.seconds)
     started = time.perf_counter()
-    credits = {name: turn_credit(batch, recipe.assign(batch).weighed) for name, recipe in recipes.items()}
+    credits = {name: credit_of(recipe, batch) for name, recipe in recipes.items()}
     seconds["credit"] = time.perf_counter() - started
     started = time.perf_counter()
     truths = truths_of(batch, factories, values, with_progress)
