@@ -24,7 +24,7 @@ from taspo_trl.methods import METHODS, Recipe
 from taspo_trl.methods.facts import facts_of
 from taspo_trl.records import TrajectoryRecord, from_json, to_json
 from taspo_trl.types import Credit
-from taspo_trl.viewer.arithmetic import lines_of_group
+from taspo_trl.viewer.arithmetic import LINES, lines_of_group
 from taspo_trl.viewer.groups import group_data
 from taspo_trl.viewer.index import row_of, tilts_of
 from taspo_trl.viewer.method import load_facts, shown_method, usual_facts
@@ -89,6 +89,11 @@ def test_every_weight_rule_has_a_line_that_ends_at_the_recorded_weight(name):
             elif name != "factor turn":  # it moves tokens, not turns
                 assert line[-1][2].removeprefix("mean ") == f"w {weight:.3f}"
     assert moved > 2 or name in ("opid", "factor turn")
+
+
+def test_no_weight_rule_is_without_a_line():
+    rules = {type(method.usual.weight).__name__ for method in METHODS.values()} - {"NoWeights"}
+    assert rules <= set(LINES), "viewer/arithmetic.py says how a rule's support becomes a weight"
 
 
 def test_line_of_taspo_by_hand():

@@ -134,9 +134,9 @@ def _weight(one: Episode, t: int, weight: float, group: Sequence[Episode], facts
     name, options = text(rule.get("rule")), mapping(rule.get("options"))
     if name == "TurnWeights" and one.token_weights:
         name = "TokenWeights"
-    if name not in _RULES or one.supports[t] is None:
+    if name not in LINES or one.supports[t] is None:
         return []
-    make, own = _RULES[name]
+    make, own = LINES[name]
     try:
         links, reached = make(one, t, group, options, int(number(facts.get("num_steps")) or 0))
     except (ArithmeticError, KeyError, TypeError, ValueError, IndexError):
@@ -399,7 +399,7 @@ def _share(one: Episode, options: Mapping[str, Any], num_steps: int) -> float:
 Rule = Callable[[Episode, int, Sequence[Episode], Mapping[str, Any], int], Made]
 
 _EXP = "A~ = A (1 + λ (mean of clip(e^(sΔ), 1 ± ε) − 1))"
-_RULES: Mapping[str, tuple[Rule, str]] = {
+LINES: Mapping[str, tuple[Rule, str]] = {
     "TurnWeights": (_taspo, "w = 1 + η (q − mean q), q = tanh(s (d − mean d) / τ), inside 1 ± ε"),
     "ContrastWeights": (_taspo, "w = 1 + η (q − mean q), q = tanh(s (d − mean d) / τ), inside 1 ± ε"),
     "TASPOFactor": (_taspo, "w = 1 + η (q − mean q), q = tanh(s (d − mean d) / τ), inside 1 ± ε"),
