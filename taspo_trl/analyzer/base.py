@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 
-Stage = Literal["extraction", "alignment", "judgement"]
+Stage = Literal["extraction", "alignment", "judgement", "play"]
+"""`"play"` is no question about records: the payload's `messages` are the chat, and any text is an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,8 @@ def load_prompts(folder: str | os.PathLike | None) -> Prompts:
 
 def chat_of(request: AnalyzerRequest) -> list[Message]:
     """System and user message; for a question asked again also the failed answer and what is wrong with it."""
+    if request.stage == "play":
+        return [dict(message) for message in request.payload["messages"]]
     system = request.system
     if "json" not in system:
         system += "\n\nThe answer's format is json."  # endpoints refuse JSON mode when no message names it

@@ -23,6 +23,10 @@ class GenerationRequest:
     max_new_tokens: int
     """At least 1."""
     episode_uid: str
+    messages: tuple[Mapping[str, Any], ...] = field(default=(), compare=False, repr=False)
+    """The chat that the prompt was rendered from, for players that are asked in messages."""
+    view: Any = field(default=None, compare=False, repr=False)
+    """The [`~taspo_trl.rollout.contexts.EpisodeView`] that it was made from, for players that are no models."""
 
 
 @dataclass(frozen=True, slots=True)

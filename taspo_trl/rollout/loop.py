@@ -213,7 +213,8 @@ class _Loop:
         if settings.model_window is not None:
             max_new_tokens = min(max_new_tokens, settings.model_window - len(episode.prompt.prompt_ids))
         episode.max_new_tokens = max_new_tokens
-        request = GenerationRequest(episode.prompt.prompt_ids, max_new_tokens, episode.spec.uid)
+        prompt = episode.prompt
+        request = GenerationRequest(prompt.prompt_ids, max_new_tokens, episode.spec.uid, prompt.messages, view)
         try:
             future = self.engine.submit(request)
         except Exception as error:

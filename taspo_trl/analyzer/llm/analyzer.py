@@ -78,6 +78,8 @@ class LiteLLMAnalyzer:
             call) raises [`~taspo_trl.errors.AnalyzerError`]. If `False`, it is a failed call like any other.
         reasoning_off (`Mapping[str, Any]`, *optional*):
             Body fields that switch reasoning off, for endpoints whose switch is not in the provider table.
+        temperature (`float`, *optional*, defaults to `0.0`):
+            Sampling temperature.
         options (`Mapping[str, Any]`, *optional*):
             Further arguments for LiteLLM, for example `{"api_version": "..."}`. No secrets.
     """
@@ -100,6 +102,7 @@ class LiteLLMAnalyzer:
         run: str | None = None,
         required: bool = True,
         reasoning_off: Mapping[str, Any] | None = None,
+        temperature: float = 0.0,
         options: Mapping[str, Any] | None = None,
     ):
         # Rebound before anything can raise: a traceback that prints local variables must not print the key.
@@ -119,6 +122,7 @@ class LiteLLMAnalyzer:
             run=run,
             required=required,
             reasoning_off=reasoning_off,
+            temperature=temperature,
             options=options or {},
         )
         facts = _facts(settings)
@@ -130,6 +134,7 @@ class LiteLLMAnalyzer:
             reasoning_off=reasoning_off,
             options=settings.options,
         )
+        form = replace(form, temperature=temperature)
         self.name = model
         # As asked for: what an endpoint refuses later does not make a new question. Another endpoint does, because two
         # servers may give different models one name.
@@ -148,15 +153,20 @@ class LiteLLMAnalyzer:
         if notes:
             logger.warning("Analyzer %s: %s.", model, "; ".join(notes))
 
+    _role, _a_call = "analyzer", "An analyzer call"
+    _affected = "trajectories train with plain GRPO weights"
+    _without_it = "trajectories without a cached answer train with plain GRPO weights"
+    _instead = "To train on with plain GRPO weights, set `analyzer_required=False` (`required=False`). "
+
     def __repr__(self) -> str:
-        return f"LiteLLMAnalyzer({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
     def __reduce__(self):
         # Without the key, which the copy finds in its own environment.
         arguments = {
             one.name: getattr(self.settings, one.name) for one in fields(self.settings) if one.name != "model"
         }
-        return functools.partial(LiteLLMAnalyzer, self.name, **arguments), ()
+        return functools.partial(type(self), self.name, **arguments), ()
 
     @property
     def totals(self) -> Totals:
@@ -245,7 +255,7 @@ class LiteLLMAnalyzer:
             return ""
         if self.settings.required and self._health.is_refused and not self._health.has_answered:
             raise AnalyzerError(
-                f"The analyzer {self.name} could not be used at its first calls and is not asked again."
+                f"The {self._role} {self.name} could not be used at its first calls and is not asked again."
             )
         return "paused"
 
@@ -258,9 +268,8 @@ class LiteLLMAnalyzer:
             return False
         self._say(
             "budget",
-            f"The analyzer's budget is used up: {usd:.2f} USD and {tokens} tokens are spent (`budget_usd` {usd_limit}"
-            f", `budget_tokens` {token_limit}). No more calls are made; from here on trajectories without a cached "
-            "answer train with plain GRPO weights.",
+            f"The {self._role}'s budget is used up: {usd:.2f} USD and {tokens} tokens are spent (`budget_usd` "
+            f"{usd_limit}, `budget_tokens` {token_limit}). No more calls are made; from here on {self._without_it}.",
         )
         return True
 
@@ -287,13 +296,13 @@ class LiteLLMAnalyzer:
         warning = self._health.failed(failure.kind)
         if is_unusable and self.settings.required:
             raise AnalyzerError(
-                f"The analyzer {self.name} cannot be used ({failure.kind}). {failure.remedy} To train on with plain "
-                f"GRPO weights, set `analyzer_required=False` (`required=False`). It said: {failure.text}"
+                f"The {self._role} {self.name} cannot be used ({failure.kind}). {failure.remedy} {self._instead}"
+                f"It said: {failure.text}"
             )
         self._say(
             failure.kind,
-            f"An analyzer call failed ({failure.kind}). {failure.remedy} The affected trajectories train with plain "
-            f"GRPO weights; further such failures are only counted. It said: {failure.text}",
+            f"{self._a_call} failed ({failure.kind}). {failure.remedy} The affected {self._affected}; further such "
+            f"failures are only counted. It said: {failure.text}",
         )
         if warning:
             logger.warning("%s %s", warning, failure.remedy)

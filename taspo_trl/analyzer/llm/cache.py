@@ -152,6 +152,8 @@ class Claims:
 
 
 def _is_readable(stage: Stage, answer: RawAnswer) -> bool:
+    if stage == "play":
+        return bool(answer.text.strip())
     return not read_answer(answer.text, answer.finish_reason == "length", stage).fault
 
 

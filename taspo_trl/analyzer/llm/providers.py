@@ -83,7 +83,9 @@ class RequestForm:
         values: dict[str, Any] = {**self.extra, self.token_limit_name: self.max_tokens}
         if self.temperature is not None:
             values["temperature"] = self.temperature
-        if self.json_forms[0] == "json_schema":
+        if stage == "play":
+            pass  # a chat answers in text
+        elif self.json_forms[0] == "json_schema":
             schema = {"name": stage, "schema": json_schema(stage), "strict": True}
             values["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif self.json_forms[0] == "json_object":

@@ -34,6 +34,7 @@ class AnalyzerSettings:
     run: str | None = None
     required: bool = True
     reasoning_off: Mapping[str, Any] | None = None
+    temperature: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
