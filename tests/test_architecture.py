@@ -29,6 +29,7 @@ ORDER = (
     ("analyze", "training"),
     ("trainer",),
     ("",),
+    ("imitation",),
     ("quickstart",),
     ("cli",),
 )

@@ -13,6 +13,7 @@ from ..version import __version__
 
 COMMANDS = {
     "train": ("train", "Train a model with TASPO (every TASPOConfig field is a flag and a YAML key)."),
+    "warm-start": ("warm_start", "Record episodes of any player, and train on the verified successes."),
     "eval": ("evaluate", "Play each task of a split once; compare two results."),
     "analyze": ("analyze", "Run an analyzer over saved trajectories, offline."),
     "credit": ("credit", "Measure credit against the truth: by an oracle's plan or by continuations."),

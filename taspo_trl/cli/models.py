@@ -56,6 +56,11 @@ def load_model(name: str, dtype: str = "auto") -> Any:
     return _loaded(name, "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM", dtype=dtype)
 
 
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of [`load_policy`] alone."""
+    return _loaded(name, "AutoTokenizer", padding_side="left")
+
+
 def served_policy(url: str, name: str | None = None, timeout: float = 240.0) -> NamedPolicy:
     """What a `vllm serve` at `url` serves.
 

@@ -17,9 +17,10 @@ from typing import Any
 from ..environments.household import HouseholdEnvironment, SearchingOracle
 from ..environments.household.oracle import plan
 from ..guidance.block import Composer
+from ..imitation.hints import PER_TURN, WHOLE, Step, consequence_text, drawn, solution_text, verdict_text
+from ..imitation.learning import Demonstration
 from ..rollout.contexts import ChatRenderer, EpisodeView, PastTurn, WindowContext
 from ..rows import insert_block
-from .hints import PER_TURN, WHOLE, Step, consequence_text, drawn, solution_text, verdict_text
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,6 @@ class DemonstrationSettings:
     per_turn_share: float = 0.2
     wrong_share: float = 0.2
     verdict_share: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """One turn to imitate."""
-
-    prompt_ids: tuple[int, ...]
-    reply_ids: tuple[int, ...]
 
 
 _INVALID = ("take", "open the door", "go to", "")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .demonstrations import Demonstration, DemonstrationSettings, demonstrations
+from ..imitation.learning import Imitation, imitate
+from .demonstrations import DemonstrationSettings, demonstrations
 from .tokenizer import make_tokenizer
 
 
@@ -156,62 +156,12 @@ def warm_started(
     model: Any, tokenizer: Any, settings: WarmStart, on_step: Callable[[int, float], None] | None = None
 ) -> Any:
     """`model` after imitating the demonstrations."""
-    import torch
-
-    from ..config import has_bf16_cpu
-
     data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
-    rng = random.Random(settings.seed)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.num_steps)
-    model.train()
-    batches: list[list[int]] = []
-    for step in range(settings.num_steps):
-        if not batches:
-            batches = _batches([len(one.prompt_ids) for one in data], settings.batch_size, rng)
-        batch = [data[place] for place in batches.pop()]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16_cpu()):
-            loss = _imitation_loss(model, batch, settings.prompt_loss, tokenizer.pad_token_id)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        if on_step is not None:
-            on_step(step + 1, loss.item())
-    return model.eval()
-
-
-_POOL = 8
-"""Batches that are drawn together and sorted by length: blocks make some prompts three times as long as others."""
-
-
-def _batches(lengths: list[int], batch_size: int, rng: random.Random) -> list[list[int]]:
-    """One pass over the data in random batches of rows of similar length; what does not fill a batch is left out."""
-    order = rng.sample(range(len(lengths)), len(lengths))
-    batches = []
-    for start in range(0, len(order), _POOL * batch_size):
-        pool = sorted(order[start : start + _POOL * batch_size], key=lengths.__getitem__)
-        batches += [pool[k : k + batch_size] for k in range(0, len(pool) - batch_size + 1, batch_size)]
-    rng.shuffle(batches)
-    return batches
-
-
-def _imitation_loss(model: Any, batch: list[Demonstration], prompt_loss: float, pad_token_id: int) -> Any:
-    """Mean next-token loss, 1.0 on reply tokens and `prompt_loss` on prompt tokens."""
-    import torch
-
-    width = max(len(one.prompt_ids) + len(one.reply_ids) for one in batch)
-    ids = torch.full((len(batch), width), pad_token_id)
-    weights = torch.zeros(len(batch), width)
-    for row, one in enumerate(batch):
-        start, end = len(one.prompt_ids), len(one.prompt_ids) + len(one.reply_ids)
-        ids[row, :end] = torch.tensor(one.prompt_ids + one.reply_ids)
-        weights[row, 1:start] = prompt_loss
-        weights[row, start:end] = 1.0
-    logits = model(input_ids=ids, attention_mask=(weights > 0).long().index_fill_(1, torch.tensor([0]), 1)).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-    ).view(len(batch), width - 1)
-    return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+    imitation = Imitation(
+        num_steps=settings.num_steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        prompt_loss=settings.prompt_loss,
+        seed=settings.seed,
+    )
+    return imitate(model, data, imitation, tokenizer.pad_token_id, on_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..guidance.block import CLOSING, OPENING
-from .hints import WORDS
+from ..imitation.hints import WORDS
 
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"

@@ -15,8 +15,8 @@ from taspo_trl.guidance.block import CLOSING, OPENING, Composer
 from taspo_trl.guidance.feedback import immediate, next_state
 from taspo_trl.guidance.serl import success
 from taspo_trl.guidance.transcripts import first_success
+from taspo_trl.imitation.hints import Step, consequence_text, solution_text, verdict_text
 from taspo_trl.quickstart.demonstrations import DemonstrationSettings, demonstrations
-from taspo_trl.quickstart.hints import Step, consequence_text, solution_text, verdict_text
 from taspo_trl.quickstart.tokenizer import make_tokenizer
 from taspo_trl.types import StopReason, Trajectory, TrajectoryGroup, Turn
 

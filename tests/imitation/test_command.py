@@ -1,0 +1,109 @@
+"""`taspo warm-start`: from an oracle, a function and a chat model to a trained model, and again where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from taspo_trl.cli import main
+from taspo_trl.environments.household import solve
+from taspo_trl.imitation.recording import recorded_episodes
+from tests import tiny
+from tests.analyzer.endpoint import Endpoint, Reply
+
+
+SMALL = ("--dataset-kwargs", "{preset: small, size: 4}", "--max-completion-length", "8", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def warm_start(*arguments):
+    return main(["warm-start", *map(str, arguments)])
+
+
+def test_an_oracle_s_episodes_become_a_model_once(model, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"model_name_or_path: {model}\nenvironment: household\ndataset_kwargs: {{preset: small, size: 4}}\n"
+        "max_completion_length: 8\nhistory_length: 1\nlearning_rate: 1.0\n"
+    )
+    options = ("--config", recipe, "-o", tmp_path / "out", "--player", "oracle", "--device", "cpu")
+    options += ("--steps", "3", "--lora-rank", "2", "--guided-share", "0.5")
+    assert warm_start(*options) == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 episodes are recorded" in said and "4 successes with" in said and "left out: none" in said
+    summary = json.loads((tmp_path / "out/warm_start.json").read_text())
+    assert summary["imitation"]["num_steps"] == 3 and summary["turns"] == sum(len(solve(row)) for row in rows())
+    from transformers import AutoModelForCausalLM
+
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    before = dict(tiny.model().named_parameters())
+    moved = [name for name, value in trained.named_parameters() if not value.equal(before[name])]
+    assert moved and all("proj" in name for name in moved), "a merged LoRA"
+    assert json.loads((tmp_path / "out/_warm_start/recording.json").read_text())["rollout"]["history_length"] == 1
+    assert warm_start(*options) == 1
+    assert "holds a model already" in capsys.readouterr().err
+
+
+def rows():
+    return list(tiny.household_rows(size=4))
+
+
+def test_a_chat_model_is_paid_once_for_each_turn(model, tmp_path, monkeypatch, capsys):
+    """It reads the policy's own prompts; its replies outlive the recording, which a budget cuts short."""
+    monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "cache"))
+    plans = {tuple(solve(row)): row for row in rows()}
+
+    def play(received, number):
+        text = received.body["messages"][-1]["content"]
+        task = text.split("Task: ")[1].split("\n")[0]
+        plan = next(plan for plan in plans if tasks[plan] == task)
+        turn = next((k for k in reversed(range(len(plan))) if f"> {plan[k]}" in text), -1) + 1
+        return Reply(f"<action>{plan[turn]}</action>")
+
+    from taspo_trl.environments import HouseholdEnvironment
+
+    world = HouseholdEnvironment()
+    tasks = {plan: world.reset(seed=0, **row).info["task"] for plan, row in plans.items()}
+    num_turns = sum(len(plan) for plan in plans)
+    with Endpoint(play) as endpoint:
+        options = ("--model", model, "-o", tmp_path / "out", "--player", "openai/fake", "--api-base", endpoint.url)
+        options += (*SMALL, "--record-only", "--episodes", "1", "--workers", "1")
+        assert warm_start(*options, "--budget-tokens", "700") == 0
+        said = capsys.readouterr().out
+        assert "to be played again by the same command" in said and "(budget)" in said
+        first = len(endpoint.received)
+        assert 0 < first < num_turns
+        assert warm_start(*options) == 0
+        assert "4 of 4 episodes are recorded" in capsys.readouterr().out
+        assert len(endpoint.received) == num_turns and not endpoint.errors
+        body = endpoint.received[0].body
+        assert body["temperature"] == 1.0 and "response_format" not in body and body["max_tokens"] == 8
+        (tmp_path / "out/_warm_start/episodes.jsonl").unlink()
+        assert warm_start(*options) == 0
+        assert len(endpoint.received) == num_turns, "what was paid for is found again"
+    again = tmp_path / "again"
+    copied = shutil.copytree(tmp_path / "out/_warm_start", tmp_path / "kept")
+    assert len(recorded_episodes(copied)) == 4
+    assert warm_start("--model", model, "-o", again, "--from", copied, *SMALL, "--steps", "1") == 0
+    assert (again / "config.json").exists() and not (again / "_warm_start").exists()
+
+
+def test_mistakes(model, tmp_path, capsys):
+    def refused(*arguments):
+        assert warm_start("-o", tmp_path / "out", *arguments) == 1
+        return capsys.readouterr().err
+
+    assert "`--model` is missing" in refused("--player", "oracle")
+    assert "Nobody plays" in refused("--model", model)
+    assert "cannot be imported" in refused("--model", model, "--player", "nowhere:nobody", *SMALL)
+    assert "holds no episodes" in refused("--model", model, "--from", tmp_path / "none", *SMALL)
+    assert "must begin with a provider" in refused("--model", model, "--player", "gpt", *SMALL)
