@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 
 import pytest
 import torch
 from datasets import Dataset
+from transformers import LlamaModel
 
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.errors import InvariantError
 from taspo_trl.methods import METHODS
 from taspo_trl.records import read_records
 from tests import tiny
+from tests.methods.test_cards import num_branches
 from tests.reporting.test_metrics_doc import DOCUMENTED, is_final, matches
 
 
@@ -64,12 +67,43 @@ def new_trainer(folder, name, teacher=None, **values):
     return tiny.trainer(folder, policy=tiny.ScriptedPolicy(acting), **{**defaults, **values})
 
 
+@pytest.fixture
+def forwards(monkeypatch):
+    """Rows that models were shown: `update` with a gradient, `scoring` without. The episodes are scripted."""
+    found: Counter[str] = Counter()
+    original = LlamaModel.forward
+
+    def counting(self, input_ids=None, *args, **kwargs):
+        shown = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+        found["update" if torch.is_grad_enabled() else "scoring"] += shown.shape[0]
+        return original(self, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaModel, "forward", counting)
+    return found
+
+
+EXACTLY = {"gigpo": 0, "taspo": 3, "hcapo": 3, "serl": 2, "turnsight": 4, "opsd": 1, "opd": 1, "sdpo": 2}
+"""Rows without gradient for each turn, one method or more of each interface. The policy as its own teacher: the prompt
+once, then the plain and the guided branch from its keys. Another teacher: a whole row each. Terms: the teacher's row,
+since the student's carries the gradient; SDPO also asks for the student's top k."""
+
+
+def check_forwards(name, rows, num_turns):
+    """No method costs more forwards than it is described with."""
+    guided = num_branches(name) or (name == "opd")
+    assert rows["update"] <= num_turns, "one forward and backward for each turn, whatever the method"
+    assert rows["scoring"] <= num_turns * (2 + guided if guided else 0)
+    if name in EXACTLY:
+        assert rows["scoring"] == num_turns * EXACTLY[name]
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains_evaluates_and_leaves_records_and_a_card(tmp_path, name, teacher):
+def test_a_method_trains_evaluates_and_leaves_records_and_a_card(tmp_path, name, teacher, forwards):
     method = METHODS[name]
     made = new_trainer(tmp_path, name, teacher, eval_dataset=tiny.household_rows(size=1))
     recipe = made.experience_maker.settings.recipe
     before = tiny.parameters(made)
+    forwards.clear()  # of the checks at construction
     made.train()
     assert made.evaluate()["eval_success"] == 0.0
     made.save_model()
@@ -85,6 +119,7 @@ def test_a_method_trains_evaluates_and_leaves_records_and_a_card(tmp_path, name,
 
     records = list(read_records(tmp_path / "_trajectories"))
     assert len(records) == 16 and {record.credit.method for record in records} == {name}
+    check_forwards(name, forwards, sum(len(record.trajectory.turns) for record in records))
     shown = {block for record in records for block in record.guidance.blocks}
     assert shown == set(recipe.needs.blocks), "a block that the method asks for was never made"
     scored = {block for record in records for score in record.credit.scores for block in score.guided}
