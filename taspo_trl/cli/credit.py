@@ -296,7 +296,7 @@ def _print(report: Mapping[str, Any]) -> None:
     console = Console(width=max(Console().width, 130))
     for kind, facts in report["labels"].items():
         table = Table(title=f"Credit against {kind}: {facts['turns']} labelled turns of {report['groups']} groups")
-        for column in ("method", "AUC", "successes / failures", "rank correlation", "sign", "dose"):
+        for column in ("method", "AUC", "successes / failures", "rank correlation", "sign", "dose", "refused on top"):
             is_name = column == "method"
             table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
         for name, method in report["methods"].items():
@@ -310,6 +310,7 @@ def _print(report: Mapping[str, Any]) -> None:
                 _cell(whole["rank_correlation"]),
                 _short(whole["sign"][0]),
                 _short(whole["dose"][0]),
+                _on_top(method),
             )
         console.print(table)
         if facts.get("ceiling_rank_correlation") is None:
@@ -321,13 +322,13 @@ def _print(report: Mapping[str, Any]) -> None:
             )
     for name, rate in report.get("reading", {}).items():
         console.print(f"Success with guidance in the prompt, {name}: {_cell(rate['success'])} ({rate['tasks']} tasks)")
-    for name, method in report["methods"].items():
-        if "@" not in name and method["top_weight_refused_in_successes"] is not None:
-            console.print(
-                f"{name}: the top weight of a success lies on a refused action in "
-                f"{method['top_weight_refused_in_successes']:.1%} (share of refused actions "
-                f"{method['refused_share_in_successes']:.1%})"
-            )
+
+
+def _on_top(method: Mapping[str, Any]) -> str:
+    """How often the top weight of a success lies on a refused action, beside the share of refused actions."""
+    if method["top_weight_refused_in_successes"] is None:
+        return "-"
+    return f"{method['top_weight_refused_in_successes']:.1%} / {method['refused_share_in_successes']:.1%}"
 
 
 def _cell(estimate: Sequence[float | None]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..credit.base import NOTHING, Batch, Needs, combined
+from ..credit.states import state_key
 from ..errors import ConfigurationError
 from ..methods import METHODS, Recipe
 from ..methods.registry import SUPPORTS
@@ -96,6 +97,7 @@ def measured_needs(recipes: Mapping[str, Recipe]) -> Needs:
 
 def credit_of(recipe: Recipe, batch: Batch) -> dict[tuple[str, int], float]:
     """C_it of each turn under a method; with a distillation term, its gradient's coefficient is a part of it."""
+    batch = replace(batch, state_key=state_key(recipe.state_key))
     weighed = recipe.assign(batch).weighed
     if recipe.distill is None:
         return turn_credit(batch, weighed)

@@ -48,10 +48,15 @@ def loss_of(model, batch):
 
 
 def main() -> None:
-    output = Path(sys.argv[1])
     dist.init_process_group("gloo")
+    for tied in (False, True):
+        run(Path(sys.argv[1]), tied)
+    dist.destroy_process_group()
+
+
+def run(output: Path, tied: bool) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = tiny.model(dtype=torch.float64, tie_word_embeddings=bool(int(sys.argv[2])))
+    model = tiny.model(dtype=torch.float64, tie_word_embeddings=tied)
     add_selected_projection(model)
     if world > 1:
         from torch.distributed.device_mesh import init_device_mesh
@@ -81,8 +86,8 @@ def main() -> None:
         name: (p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad).clone()
         for name, p in model.named_parameters()
     }
-    torch.save({"scored": scored, "loss": total, "gradients": gradients}, output / f"sharded-{world}-{rank}.pt")
-    dist.destroy_process_group()
+    found = {"scored": scored, "loss": total, "gradients": gradients}
+    torch.save(found, output / f"sharded-{int(tied)}-{world}-{rank}.pt")
 
 
 if __name__ == "__main__":

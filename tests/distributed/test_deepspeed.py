@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 
+from . import worker
 from .test_processes import launch, results
 
 
@@ -40,11 +41,12 @@ def test_sharded_processes_train_as_one(tmp_path, monkeypatch, stage, tied):
     """Straddling groups, KL against a frozen copy, several micro-batches in a step; SGD, so that errors stay small."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     config = {"beta": 0.1, "entropy_coef": 0.01, "optim": "sgd"}
-    options = {"dtype": "float32", "episodes": 12, "model": {"tie_word_embeddings": tied}}
-    for processes, extra in ((1, {}), (2, {"deepspeed": zero(stage)})):
-        done = launch(tmp_path / str(processes), processes, config={**config, **extra}, **options)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, several = results(tmp_path / "1", 1)[0], results(tmp_path / "2", 2)
+    options: dict = {"dtype": "float32", "episodes": 12, "model": {"tie_word_embeddings": tied}}
+    options["output"] = str(tmp_path)
+    worker.run({**options, "config": config})
+    done = launch([{**options, "config": {**config, "deepspeed": zero(stage)}}])
+    assert done.returncode == 0, done.stderr[-3000:]
+    (one,), several = results(tmp_path, 1), results(tmp_path, 2)
     moved = 0.0
     for name, value in one["parameters"].items():
         moved = max(moved, (value - one["initial"][name]).abs().max().item())
@@ -67,7 +69,8 @@ def test_model_sharded_over_processes_plays_episodes_of_different_lengths(tmp_pa
         "generation_tokens": 128,
         "deepspeed": zero(3),
     }
-    done = launch(tmp_path, 2, timeout=150, scenario="sampled", dtype="float32", episodes=12, config=config)
+    run = {"output": str(tmp_path), "scenario": "sampled", "dtype": "float32", "episodes": 12, "config": config}
+    done = launch([run], timeout=150)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = results(tmp_path, 2)
     assert first["plays"] == second["plays"] == 5

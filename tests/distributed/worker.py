@@ -1,6 +1,6 @@
-"""One process of a distributed test: trains a tiny model on scripted rollouts and leaves what it saw in a file.
+"""One process of a distributed test: trains tiny models on scripted rollouts and leaves what it saw in files.
 
-torchrun --nproc_per_node 2 -m tests.distributed.worker '{"output": ..., "scenario": ...}'
+torchrun --nproc_per_node 2 -m tests.distributed.worker '[{"output": ..., "scenario": ...}]'
 """
 
 from __future__ import annotations
@@ -60,7 +60,19 @@ def gloo_threads() -> list[str]:
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    runs = json.loads(sys.argv[1])
+    for options in runs[:-1]:
+        made = run(options)
+        made.model_wrapped = made.model  # no wrapper of a run that is over holds the group
+        made.accelerator.free_memory()
+    made = run(runs[-1])
+    made.end()
+    if not made.is_deepspeed_enabled:  # DeepSpeed keeps its groups for as long as the process lives
+        assert not gloo_threads(), "they may abort the process while it exits"
+
+
+def run(options):
+    """One training; the trainer, closed."""
     output, scenario = Path(options["output"]), options.get("scenario", "ragged")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     values = options.get("config", {})
@@ -106,9 +118,8 @@ def main() -> None:
         },
         output / f"{world}-{rank}.pt",
     )
-    made.end()
-    if not made.is_deepspeed_enabled:  # DeepSpeed keeps its groups for as long as the process lives
-        assert not gloo_threads(), "they may abort the process while it exits"
+    made.close()
+    return made
 
 
 if __name__ == "__main__":
