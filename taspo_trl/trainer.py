@@ -277,7 +277,7 @@ class TASPOTrainer(GRPOTrainer):
             columns = getattr(train_dataset, "column_names", None) or ()
             check_environments(self.environment_pool, self.chat_renderer, args, bool(functions), columns)
             check_openings(self.environment_pool, self.chat_renderer, named_datasets(train_dataset, eval_dataset))
-            check_simulator(args, self.environment_pool, train_dataset or ())
+            check_simulator(args, self.environment_pool, self.train_dataset, bool(functions))
             self.experience_maker = self._make_experience_maker(functions)
             undo.pop_all()
         self._environment_names = {

@@ -33,7 +33,7 @@ class TAC:
 
     def __post_init__(self) -> None:
         check_choice("value", self.value, ("siblings", "continuations"), "There is no value head here.")
-        check_count("continuations", self.continuations, 1, "The released code plays 4.")
+        check_count("continuations", self.continuations, 2, "The released code plays 4.")
         check_choice("baseline", self.baseline, ("group_mean", "leave_one_out"), "The paper takes the group's mean.")
         check_count("warmup", self.warmup, 0, "0 starts at once.")
 

@@ -26,7 +26,7 @@ Subclassing [`TextEnvironment`] is optional: any object with these methods works
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -206,6 +206,14 @@ class TextEnvironment:
 
         Empty where the goal holds. None: nothing exact is known here. Read by what measures credit, and by the
         comparison construction `oracle_plan`; no method sees it.
+        """
+        return None
+
+    def world_state(self) -> Hashable | None:
+        """Optional: what the present state of the world is equal to, whatever was said of it. None: not known.
+
+        Two states of one task are the same if and only if these are equal; it must survive pickling. Read where a
+        method compares turns by `state_key="world"`, an oracle.
         """
         return None
 

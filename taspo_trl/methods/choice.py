@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ..credit.states import state_key
+from ..credit.option_checks import check_choice
+from ..credit.states import STATE_KEYS
 from ..errors import ConfigurationError, did_you_mean
 from ..guidance.constructions import CONSTRUCTIONS
 from .method import Method
@@ -163,16 +164,6 @@ def _check_recipe(method: Method, recipe: Recipe) -> None:
             f"`teacher_model={recipe.teacher_model!r}` has no use in `method={method.name!r}`, whose teacher is "
             f"{recipe.needs.teacher!r}. Leave it out, or take teacher='model' in `method_options`."
         )
-    if recipe.needs.values:
-        raise ConfigurationError(
-            f"`method_options` of method={method.name!r} ask for continuations from each state (value="
-            "'continuations'), which this trainer does not play. Take value='siblings'."
-        )
-    if recipe.state_key == "world":
-        raise ConfigurationError(
-            "`state_key='world'` is the simulator's true state and needs each episode replayed, which this trainer "
-            "does not do. Take 'observation_actions'."
-        )
-    state_key(recipe.state_key)  # refuses other names
+    check_choice("state_key", recipe.state_key, STATE_KEYS, "'observation' is what the published codes compare.")
     if recipe.place not in ("start", "splice"):
         raise ConfigurationError(f"`place` must be one of 'start', 'splice', got {recipe.place!r}.")

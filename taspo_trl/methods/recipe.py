@@ -70,6 +70,11 @@ class Recipe:
         return tuple(dict.fromkeys(maker_of(block) for block in self.needs.blocks))
 
     @property
+    def knows_world(self) -> bool:
+        """Whether its states are the simulator's true ones, an oracle."""
+        return self.state_key == "world"
+
+    @property
     def asks_analyzer(self) -> bool:
         """Whether a context of it is made by the analyzer."""
         return any(CONSTRUCTIONS[name].asks for name in self.contexts if name in CONSTRUCTIONS)

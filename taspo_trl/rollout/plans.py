@@ -1,9 +1,10 @@
-"""What only the simulator knows of the turns of a played episode: its own plans, and the progress they tell."""
+"""What only the simulator knows of the turns of a played episode: plans, the progress they tell, true states."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..environments.base import TextEnvironment, attribute
@@ -69,6 +70,53 @@ def progress_told(trajectory: Trajectory, factory: Callable[[], Any]) -> list[fl
         None if before is None or after is None else float(before - after)
         for before, after in itertools.pairwise(lengths)
     ]
+
+
+def knows_states(environment: Any) -> bool:
+    """Whether the class of an environment has a `world_state()` of its own."""
+    own = getattr(type(environment), "world_state", TextEnvironment.world_state)
+    return own is not TextEnvironment.world_state
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownState:
+    """A state of which nothing is known, and that no other turn stands in."""
+
+    uid: str
+    turn_idx: int
+
+
+class WorldStates:
+    """A state key by the true state of the simulator, found by playing each episode again. An oracle.
+
+    A state of which nothing is known is an [`UnknownState`].
+
+    Args:
+        factories (`Mapping[str | None, Callable]`):
+            Environment name -> callable that makes an instance.
+        most (`int`, *optional*, defaults to `4096`):
+            Episodes that are remembered; the oldest are forgotten first.
+    """
+
+    def __init__(self, factories: Mapping[str | None, Callable[[], Any]], most: int = 4096):
+        self._factories, self._most = dict(factories), most
+        self._known: dict[tuple[str, ...], list[Hashable]] = {}
+
+    def __call__(self, trajectory: Trajectory, turn_idx: int) -> Hashable:
+        return self.of(trajectory)[turn_idx]
+
+    def of(self, trajectory: Trajectory) -> list[Hashable]:
+        """The states before each turn and after the last: T_i + 1 values."""
+        episode = (trajectory.uid, *(turn.action for turn in trajectory.turns))
+        known = self._known.get(episode)
+        if known is None:
+            factory = self._factories[trajectory.environment]
+            told = states_told(trajectory, factory, lambda world: attribute(world, "world_state")())
+            known = [UnknownState(trajectory.uid, t) if one is None else one for t, one in enumerate(told)]
+            while len(self._known) >= self._most:
+                self._known.pop(next(iter(self._known)), None)  # another thread may have been faster
+            self._known[episode] = known
+        return known
 
 
 def _plan_length(world: Any) -> int | None:

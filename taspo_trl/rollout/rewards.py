@@ -117,6 +117,11 @@ def score_group(
     )
 
 
+def reward_of(trajectory: Trajectory, settings: RewardSettings) -> float:
+    """r_i of one episode alone, for rewards without functions."""
+    return score_group(TrajectoryGroup(trajectory.uid, (trajectory,)), settings).trajectories[0].reward
+
+
 def conversation_of(trajectory: Trajectory) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """(first messages, remaining messages) of an episode, as TRL's reward functions expect them."""
     completion: list[dict[str, str]] = []

@@ -22,7 +22,7 @@ from ..guidance.stage import GuidanceStage
 from ..loss.importance import importance_settings
 from ..methods import Recipe, recipe_for
 from ..rollout.loop import RolloutSettings
-from ..rollout.plans import PlanOracle
+from ..rollout.plans import PlanOracle, WorldStates
 from ..rollout.rewards import RewardFunction, RewardSettings
 from ..scoring.teachers import ServedTeacher, TeacherScorer, load_model, make_teacher
 from .checks import check_live_instances
@@ -51,7 +51,7 @@ def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: An
         args.analyzer_time_budget,
         GuidanceContext(
             analyzer,
-            state_key=state_key(recipe.state_key),
+            state_key=WorldStates(pool.factories) if recipe.state_key == "world" else state_key(recipe.state_key),
             oracle=PlanOracle(pool.factories) if recipe.asks_oracle else None,
         ),
     )

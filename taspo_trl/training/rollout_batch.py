@@ -187,11 +187,13 @@ class ExperienceMaker:
                 tuple(advantages),
                 step=step,
                 num_steps=num_steps,
-                state_key=state_key(self.settings.recipe.state_key),
+                state_key=None if self.settings.recipe.knows_world else state_key(self.settings.recipe.state_key),
             )
             if self.simulator is not None:
                 with _timed(seconds, "time/simulator"):
-                    batch = self.simulator.told(batch, self.collector)
+                    simulator_seed = derive_seed("simulator", seed, rollout)
+                    batch, costs = self.simulator.told(batch, self.collector, sampling, simulator_seed)
+                    seconds |= costs
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
             with _timed(seconds, "time/logps"):

@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..methods import METHODS, Recipe
 from ..methods.registry import SUPPORTS
 from ..records import TrajectoryRecord
+from ..rollout.plans import WorldStates
 from ..types import TrajectoryGroup
 from .distilled import distilled_credit
 from .progress import Labels, progress_labels
@@ -145,7 +146,9 @@ def assess(
     )
     batch, seconds = scored.batch, dict(scored.seconds)
     started = time.perf_counter()
-    credits = {name: credit_of(recipe, batch) for name, recipe in recipes.items()}
+    states = WorldStates(factories)
+    keys = {name: states if one.knows_world else state_key(one.state_key) for name, one in recipes.items()}
+    credits = {name: credit_of(one, replace(batch, state_key=keys[name])) for name, one in recipes.items()}
     seconds["credit"] = time.perf_counter() - started
     started = time.perf_counter()
     truths = truths_of(batch, factories, values, with_progress)

@@ -11,7 +11,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,18 @@ class TurnValues:
             Trajectory uid -> T_i, for the trajectories that were asked for.
         num_replies (`int`):
             Replies that were sampled for it: the cost.
+        lost (`Mapping[str, str]`, *optional*):
+            Trajectory uid -> why it could not be replayed.
     """
 
     outcomes: Mapping[State, tuple[float, ...]]
     num_turns: Mapping[str, int]
     num_replies: int = 0
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    def means(self) -> Labels:
+        """V(t) of each state that was continued."""
+        return {state: _mean(outcomes) for state, outcomes in self.outcomes.items() if outcomes}
 
     def labels(self, half: int | None = None) -> Labels:
         """V(t + 1) - V(t) of each turn.
@@ -108,6 +115,8 @@ def play_values(
     num_continuations: int = 8,
     seed: int = 0,
     value_of: Callable[[Trajectory], float] | None = None,
+    first_turn: int = 0,
+    is_strict: bool = True,
     states_in_flight: int = 32,
     progress_path: str | os.PathLike | None = None,
     on_states: Callable[[int, int], None] | None = None,
@@ -126,6 +135,11 @@ def play_values(
             Of the sampling.
         value_of (`Callable`, *optional*):
             A finished trajectory's value. If `None`, 1.0 for a verified success, else 0.0.
+        first_turn (`int`, *optional*, defaults to `0`):
+            States before this turn are not continued.
+        is_strict (`bool`, *optional*, defaults to `True`):
+            Whether an episode that does not come back raises. Else it is left out, and told in
+            [`TurnValues.lost`].
         states_in_flight (`int`, *optional*, defaults to `32`):
             States that are continued at the same time, K episodes each.
         progress_path (`str` or `PathLike`, *optional*):
@@ -142,11 +156,17 @@ def play_values(
         raise ConfigurationError(
             f"`num_continuations` ({num_continuations}) must be at least 2: a standard error needs two values."
         )
-    value = value_of or _success
+    value, lost = value_of or _success, dict[str, str]()
+
+    def lose(uid: str, error: ReplayError) -> None:
+        if is_strict:
+            raise error
+        lost.setdefault(uid, str(error))
+
     for one in trajectories:
         if one.seed is None:
-            raise ReplayError(f"Episode {one.uid} was recorded without its seed, so it cannot be replayed.")
-    states = [(one, t) for one in trajectories for t in range(len(one.turns))]
+            lose(one.uid, ReplayError(f"Episode {one.uid} was recorded without its seed, so it cannot be replayed."))
+    states = [(one, t) for one in trajectories for t in range(first_turn, len(one.turns)) if one.uid not in lost]
     facts = {
         "trajectories": f"{derive_seed(*(part for one in trajectories for part in _identity(one))):016x}",
         "num_continuations": num_continuations,
@@ -154,6 +174,7 @@ def play_values(
         "seed": seed,
         "sampling": asdict(sampling),
         "rollout": asdict(rollout),
+        **({"first_turn": first_turn} if first_turn else {}),
     }
     done, num_replies = _read_progress(progress_path, facts)
     outcomes: dict[State, tuple[float, ...]] = {(one.uid, len(one.turns)): (value(one),) for one in trajectories}
@@ -170,7 +191,11 @@ def play_values(
             found: dict[State, list[float]] = {(one.uid, t): [] for one, t in chunk}
             for place, continued in enumerate(played):
                 one, t = chunk[place // num_continuations]
-                _check(one, t, continued)
+                try:
+                    _check(one, t, continued)
+                except ReplayError as error:
+                    lose(one.uid, error)
+                    continue
                 if not continued.stop_reason.is_infrastructure:
                     found[one.uid, t].append(value(continued))
             new = {state: tuple(values) for state, values in found.items()}
@@ -180,7 +205,10 @@ def play_values(
         outcomes |= {(one.uid, t): done[one.uid, t] for one, t in chunk}
         if on_states is not None:
             on_states(min(start + states_in_flight, len(states)), len(states))
-    return TurnValues(outcomes, {one.uid: len(one.turns) for one in trajectories}, num_replies)
+    kept = {state: values for state, values in outcomes.items() if state[0] not in lost}
+    return TurnValues(
+        kept, {one.uid: len(one.turns) for one in trajectories if one.uid not in lost}, num_replies, lost
+    )
 
 
 def _success(trajectory: Trajectory) -> float:

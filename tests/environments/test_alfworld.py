@@ -60,6 +60,21 @@ def test_the_embedded_games_have_six_families_in_three_splits():
         assert len(set(families)) == 6
 
 
+def test_the_state_is_the_facts_that_hold_whatever_was_said(environment):
+    row = rows()[0]
+    environment.reset(seed=0, **row)
+    states = [environment.world_state()]
+    for command in ("look", "fly away", "inventory"):
+        environment.step(command)
+        assert environment.world_state() == states[0]
+    for command in walkthrough(row):
+        environment.step(command)
+        states.append(environment.world_state())
+    assert len(set(states)) == len(states), "each step of a shortest plan changes something"
+    environment.reset(seed=1, **row)
+    assert environment.world_state() == states[0]
+
+
 def test_unseen_rooms_are_not_among_those_of_the_training_games():
     def rooms(split: str) -> set[str]:
         return {row["game_file"].split("/")[2].rsplit("-", 1)[1] for row in rows(split)}

@@ -225,5 +225,18 @@ def test_random_play_keeps_the_world_whole(data):
         pytest.fail("the episode went on past its limit")
 
 
+def test_the_state_is_what_actions_change_and_not_how_it_came_about():
+    start = do(world(Goal("heat", "mug", "desk", "hot"), shelf_1=("mug 1", "cup 1")), "look")
+    one = do(copy.deepcopy(start), "go to shelf 1", "take mug 1 from shelf 1", "move mug 1 to shelf 1")
+    other = do(copy.deepcopy(start), "go to desk 1", "inventory", "go to shelf 1")
+    assert one.contents != other.contents, "the order on the shelf"
+    assert one.state() == other.state() != start.state()
+    seen = {start.state(), one.state()}
+    for action in ("take mug 1 from shelf 1", "go to microwave 1", "heat mug 1 with microwave 1", "close microwave 1"):
+        do(one, action)
+        assert one.state() not in seen
+        seen.add(one.state())
+
+
 def test_kind_is_the_name_without_its_number():
     assert [kind_of(name) for name in ("mug 1", "fridge 12", "")] == ["mug", "fridge", ""]

@@ -175,6 +175,30 @@ def test_schedules_and_states_reach_the_rules(tmp_path):
     assert any(key == "credit/singleton_turns" for entry in made["gigpo"].state.log_history for key in entry)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gigpo", {"state_key": "world"}),
+        ("factor", {"value": "continuations", "continuations": 2, "warmup": 0}),
+        ("triage", {"judge": "oracle"}),
+    ],
+)
+def test_what_the_simulator_knows_reaches_the_rules(tmp_path, name, options):
+    made = new_trainer(tmp_path, name, max_steps=1, method_options=options)
+    made.train()
+    made.close()
+    entry = next(one for one in made.state.log_history if "loss" in one)
+    assert math.isfinite(entry["loss"]) and entry["time/simulator"] > 0
+    if name == "gigpo":
+        assert entry["simulator/unknown_states"] == 0 and entry["credit/singleton_turns"] < 1
+    if name == "factor":
+        assert entry["simulator/continued_replies"] > 0
+    if name == "triage":
+        assert entry["credit/role/decisive"] > 0
+    names = {key for key in entry if not is_final(key)}
+    assert not sorted(key for key in names if not any(matches(one, key) for one in DOCUMENTED))
+
+
 class Unlisted(HouseholdEnvironment):
     """Tells nobody what may be done."""
 

@@ -35,6 +35,8 @@ ONLY_WITH_A_METHOD = {
     "credit/singleton_turns",
     "credit/without_peer",
     "distill/loss",
+    "simulator/continued_replies",
+    "simulator/unknown_states",
     "time/alternatives",
     "time/simulator",
 }

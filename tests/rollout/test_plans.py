@@ -9,7 +9,7 @@ import pytest
 from taspo_trl.environments import HouseholdEnvironment, ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.alfworld.oracle import rest_of_walkthrough
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.rollout.plans import PlanOracle
+from taspo_trl.rollout.plans import PlanOracle, WorldStates
 from tests.builders import trajectory, turn
 
 
@@ -78,6 +78,19 @@ def test_an_environment_without_plans_is_refused_by_name():
     for kind in (Plain, Derived):
         with pytest.raises(ConfigurationError, match=f"`{kind.__name__}` knows none"):
             PlanOracle({"a": HouseholdEnvironment, "b": kind})
+
+
+def test_states_are_the_world_s_own_and_what_is_not_known_is_nobody_s():
+    states = WorldStates({None: HouseholdEnvironment})
+    one, _ = played("look", "inventory", uid="a")
+    other, _ = played("inventory", uid="b")
+    assert states(one, 0) == states(one, 1) == states(one, 2) == states(other, 1)
+    lost = dataclasses.replace(one, uid="c", seed=None)
+    assert len({states(lost, t) for t in range(3)} | {states(one, 0)}) == 4
+    moved, _ = played("look", one.turns[0].action, uid="d")
+    assert states.of(moved)[0] == states(one, 0)
+    small = WorldStates({None: HouseholdEnvironment}, most=1)
+    assert [small.of(t) for t in (one, other, one)] == [states.of(t) for t in (one, other, one)]
 
 
 @pytest.mark.parametrize(

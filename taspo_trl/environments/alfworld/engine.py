@@ -32,6 +32,8 @@ from .translation import Translation, Translator
 
 
 _LOCK = threading.RLock()
+_HISTORY = frozenset({"checked", "examined", "wasinreceptacle"})
+"""Facts of the past: no action of the domain needs them, and neither does a goal."""
 
 
 class Engine:
@@ -76,6 +78,12 @@ class Engine:
     def is_won(self) -> bool:
         return self._playing().state["won"]
 
+    @property
+    def facts(self) -> frozenset[str]:
+        """The facts that hold now, but for those that only remember what was done."""
+        with _LOCK:
+            return self._playing().facts
+
     def close(self) -> None:
         """Give the planner's library back to the process. May be called twice."""
         with _LOCK:
@@ -112,6 +120,11 @@ class _PddlGame(PddlEnv):
         self.state.feedback = self._logic.grammar.derive("#intro#", self._context({}))
         self._gather_infos()
         return self.state
+
+    @property
+    def facts(self) -> frozenset[str]:
+        found = self._pddl_state._current_facts()
+        return frozenset(str(fact) for fact in found if fact.name.lower() not in _HISTORY)
 
     def _gather_infos(self) -> None:
         """What `Engine` and the next `step` read, and nothing else that TextWorld could tell."""

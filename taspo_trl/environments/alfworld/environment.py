@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...errors import ConfigurationError, MissingDependencyError
@@ -107,6 +108,10 @@ class ALFWorldEnvironment(TextEnvironment):
     def oracle_plan(self) -> list[str] | None:
         """What is left of the game's walkthrough; None once something else was done than it says."""
         return rest_of_walkthrough(self._walkthrough, self._commands)
+
+    def world_state(self) -> Hashable | None:
+        """The facts of the planning domain that hold now, without those that only remember what was looked at."""
+        return None if self._engine is None else self._engine.facts
 
     @classmethod
     def require_packages(cls) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Literal
 
 from ...errors import ConfigurationError, EnvironmentContractError
@@ -139,6 +139,10 @@ class HouseholdEnvironment(TextEnvironment):
         if self.world is None:
             return None
         return [] if self.world.is_solved() else plan(self.world)
+
+    def world_state(self) -> Hashable | None:
+        """All that actions change in the room."""
+        return None if self.world is None else self.world.state()
 
     @classmethod
     def dataset(  # type: ignore[override]

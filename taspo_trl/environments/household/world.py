@@ -111,6 +111,17 @@ class World:
     def lamps_at(self, place: str) -> list[str]:
         return [lamp for lamp, where in self.lamps.items() if where == place]
 
+    def state(self) -> tuple:
+        """Everything that actions change, in one canonical form: equal for the same state of the room."""
+        return (
+            self.position,
+            self.carried,
+            tuple(sorted((place, *sorted(things)) for place, things in self.contents.items())),
+            tuple(sorted(self.closed)),
+            tuple(sorted(self.lit)),
+            tuple(sorted(self.conditions.items())),
+        )
+
     def is_solved(self) -> bool:
         """Whether the goal holds now."""
         goal = self.goal
