@@ -105,11 +105,12 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     renderer = ChatRenderer(model.tokenizer, template_kwargs)
     factory = environment_factory(options.environment, arguments)
     pool = EnvironmentPool({None: factory}, success_threshold=options.success_threshold)
-    reflector, close_reflector = reflector_of(options, model.engine, renderer, rollout)
     sampling = SamplingSettings(options.temperature, options.top_p)
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    close_reflector = _nothing
     try:
+        reflector, close_reflector = reflector_of(options, model.engine, renderer, rollout)
         for traits in pool.traits.values():
             renderer.for_environment(traits).check_chat(traits, rollout.context)
         check_openings(pool, renderer, {f"split {options.split!r}": data})
@@ -143,6 +144,10 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
         pool.close()
         model.close()
     return results
+
+
+def _nothing() -> None:
+    """For evaluations that hold nothing more open."""
 
 
 def _advance(progress: Any, bar: Any, play: Any) -> None:

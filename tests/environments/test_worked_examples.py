@@ -35,7 +35,7 @@ def test_every_example_is_played_again_word_for_word_and_succeeds(name, monkeypa
     makes = {
         "household": HouseholdEnvironment,
         "alfworld": ALFWorldEnvironment,
-        "webshop": lambda: WebShopEnvironment(catalogue="embedded"),
+        "webshop": lambda: WebShopEnvironment(catalogue="embedded", tagger="words"),
         "search_qa": SearchQAEnvironment,
     }
     environment, rows = makes[name](), whole_rows(name)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taspo_trl.analyzer.base import AnalyzerReply
-from taspo_trl.environments import WorkedExample, WorkedTurn
+from taspo_trl.environments import (
+    ALFWorldEnvironment,
+    SearchQAEnvironment,
+    WebShopEnvironment,
+    WorkedExample,
+    WorkedTurn,
+)
+from taspo_trl.environments.examples import builtin_examples
 from taspo_trl.errors import AnalyzerError, ConfigurationError
 from taspo_trl.evaluation import (
     AnalyzerReflector,
@@ -260,6 +271,96 @@ def test_retry_notes_the_failed_actions_without_asking_anybody(renderer):
     assert "success: lose\n" in third and "go; lose" not in third, "the last one alone"
     assert not [r for r in policy.requests if r.episode_uid.startswith("note-")]
     assert result.metrics()["note_calls"] == 0
+
+
+def test_an_engine_that_answers_from_other_threads_gives_the_same_result(renderer):
+    class Serving(Player):
+        """Answers each request a moment later, in a thread of its own, as a server does."""
+
+        def submit(self, request: Any) -> Future:
+            self.requests.append(request)
+            turn = self._turns[request.episode_uid]
+            self._turns[request.episode_uid] += 1
+            answer = self._of(request.episode_uid, turn)
+            future: Future = Future()
+            threading.Timer(0.01, lambda: future.set_result(self._generation(answer, request))).start()
+            return future
+
+        def flush(self) -> None: ...
+
+    result, _, _ = evaluate(renderer, ReflexionAgent(3, examples=1), policy=Serving(renderer), max_in_flight=2)
+    assert result == evaluate(renderer, ReflexionAgent(3, examples=1))[0]
+
+
+def test_a_chat_without_words_of_the_user_gets_a_message_of_its_own():
+    (system, asked) = ReActAgent(0).open([{"role": "system", "content": "Play."}], [], [])
+    assert system == {"role": "system", "content": "Play."} and asked["role"] == "user"
+    told = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Go."}]
+    opened = ReActAgent(0).open(told, [], [])
+    assert opened[0] == told[0] and opened[1]["content"].endswith("Your own task:\n\nGo.") and len(opened) == 2
+
+
+# ---- the built-in worlds -------------------------------------------------------------------------------------------
+
+
+def played(renderer: ChatRenderer, made_by: Any, row: dict, failing: list[str], solving: list[str], **limits: Any):
+    """(result, the question about the first attempt) of two attempts."""
+
+    def reply(uid: str, turn: int) -> str:
+        if uid.startswith("note-"):
+            return "Do it right."
+        replies = solving if uid.startswith("eval2-") else failing
+        return f"<think>hm</think>{replies[min(turn, len(replies) - 1)]}"
+
+    policy = ScriptedPolicy(renderer.tokenizer, reply)
+    with open_pool(made_by) as pool:
+        result = evaluate_tasks(
+            [row],
+            engine=policy,
+            pool=pool,
+            renderer=renderer,
+            agent=ReflexionAgent(2),
+            sampling=SamplingSettings(0.0),
+            rollout=RolloutSettings(**limits),
+        )
+    (question,) = (r for r in policy.requests if r.episode_uid.startswith("note-"))
+    second = next(r for r in policy.requests if r.episode_uid.startswith("eval2-"))
+    assert "- Do it right." in renderer.tokenizer.decode(second.prompt_ids)
+    return result, renderer.tokenizer.decode(question.prompt_ids)
+
+
+def replies_of(name: str, position: int = 0) -> list[str]:
+    return [turn.reply for turn in builtin_examples(name)[position].turns]
+
+
+def test_webshop_is_shopped_twice_and_its_score_stays_with_it(renderer):
+    make = functools.partial(WebShopEnvironment, catalogue="embedded", tagger="words")
+    rows = WebShopEnvironment.dataset("train", catalogue="embedded")
+    row = next(one for one in rows if one["goal"] == 421)
+    search, opened, _, _, buy = replies_of("webshop")
+    result, question = played(renderer, make, row, [search, opened, buy], replies_of("webshop"))
+    assert [one.success for one in result.plays[0].attempts] == [False, True]
+    assert 0 < result.plays[0].attempts[0].score < 1 and result.plays[0].family == "beauty"
+    assert "Buy Now" in question and "Your score" not in question and "Thank you" not in question
+
+
+def test_search_qa_is_asked_twice_and_its_answer_stays_with_it(renderer):
+    row = next(iter(SearchQAEnvironment.dataset("train")))
+    result, question = played(
+        renderer, SearchQAEnvironment, row, ["<answer>Mount Nowhere</answer>"], replies_of("search_qa")
+    )
+    assert [one.success for one in result.plays[0].attempts] == [False, True]
+    assert "Mount Nowhere" in question and "Mount Lamwick" not in question
+
+
+def test_alfworld_is_played_twice(renderer, monkeypatch, tmp_path):
+    pytest.importorskip("textworld")
+    monkeypatch.setenv("TASPO_CACHE", str(tmp_path))
+    path = files("taspo_trl.environments.alfworld").joinpath("examples.json")
+    row = {**json.loads(path.read_text())[0]["row"], "task_id": "game"}
+    result, question = played(renderer, ALFWorldEnvironment, row, act("look"), replies_of("alfworld"), max_turns=8)
+    assert [(one.success, one.num_turns) for one in result.plays[0].attempts] == [(False, 8), (True, 4)]
+    assert "All turns were used up without success." in question and "[Turn 8] You replied: <think>hm" in question
 
 
 # ---- notes ---------------------------------------------------------------------------------------------------------
