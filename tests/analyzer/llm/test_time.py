@@ -136,7 +136,8 @@ def test_a_storm_of_everything_keeps_the_time_and_gives_the_threads_and_sockets_
     # 28 questions of at most 2 attempts of 0.5 s, 4 at a time, and the waits between them.
     assert time.monotonic() - started < 28 * 2 * 0.5 / 4 + 8
     assert {reply.error for reply in replies} >= {"", "timeout"}
-    assert all(reply.details["requests"] <= 2 for reply in replies)
+    # A busy machine lets four answers in a row come late: then the analyzer pauses, and sends nothing.
+    assert all(reply.details.get("requests", 0) <= 2 for reply in replies)
     endpoint.script = lambda received, number: OK
     assert analyzer.complete(request(99)).error == "" and connections_to(endpoint)
     analyzer.close()
