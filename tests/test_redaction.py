@@ -199,6 +199,7 @@ def test_redacting_is_fast_where_there_is_nothing_to_take_out():
 PACKAGE = Path(taspo_trl.__file__).parent
 WITHOUT_OUTSIDE_TEXT = {
     "files": "writes what it is given",
+    "redaction": "is what takes secrets out",
     "checkpoints": "reads",
     "training/lock": "a process number and a host's name",
     "training/saving": "numbers and tensors of the run",
