@@ -1,6 +1,6 @@
 """The generation engines: prompt ids in, sampled ids out. The only package that knows them."""
 
-from .base import Engine, Generation, GenerationRequest, SamplingSettings
+from .base import Engine, Generation, GenerationRequest, SamplingSettings, SteppedEngine
 from .frozen import frozen_mode
 from .transformers import TransformersEngine
 
@@ -10,6 +10,7 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "SamplingSettings",
+    "SteppedEngine",
     "TransformersEngine",
     "frozen_mode",
 ]

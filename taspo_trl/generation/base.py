@@ -1,7 +1,8 @@
 """What the rollout loop and the engines say to each other: prompt ids in, sampled ids out.
 
 Pure. The rollout loop submits a request for each episode that is ready and gets a future back. An engine that batches
-(`transformers`) generates on `flush`; one that serves continuously starts at once and makes `flush` a no-op.
+generates on `flush`; one that serves continuously starts at once and makes `flush` a no-op; one that decodes in the
+loop's own thread is called for each token.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import ConfigurationError
 from ..types import FinishReason
@@ -99,3 +100,18 @@ class Engine(Protocol):
 
     def flush(self) -> None:
         """Generate what was submitted; returns when all its futures are done. A no-op for continuous engines."""
+
+
+@runtime_checkable
+class SteppedEngine(Engine, Protocol):
+    """An engine that decodes a token at a time in the thread of the rollout loop."""
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether to call [`step`] at all, or [`flush`] as of other engines."""
+
+    def step(self) -> bool:
+        """One token of every reply that has begun, after new requests joined; False if there was nothing to do."""
+
+    def forget(self, episode_uid: str) -> None:
+        """The episode asks no more."""

@@ -128,7 +128,7 @@ def make_engine(
         ):
             yield model
 
-    is_sharded = accelerator.num_processes > 1 and (distribution.is_zero3 or distribution.is_fsdp)
+    is_sharded = distribution.is_zero3 or distribution.is_fsdp
     engine = TransformersEngine(
         get_model(),
         pad_token_id=pad_token_id,
@@ -136,9 +136,13 @@ def make_engine(
         batch_tokens=args.generation_tokens,
         cache_implementation=args.cache_implementation,
         unwrap=unwrapped,
-        most=(lambda number: max(gather([number]))) if is_sharded else None,
+        most=(lambda number: max(gather([number]))) if is_sharded and accelerator.num_processes > 1 else None,
+        is_sharded=is_sharded,
+        in_step=args.full_determinism,
     )
-    return HostedEngine(engine, SharedWeights(), has_own_weights=False, check_unchanged=engine.finish)
+    return HostedEngine(
+        engine, SharedWeights(), has_own_weights=False, check_unchanged=engine.finish, rest=engine.drop
+    )
 
 
 def make_vllm_engine(

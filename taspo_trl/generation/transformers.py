@@ -1,8 +1,10 @@
-"""Generation with `transformers`: one batch for each flush, the model of the trainer itself."""
+"""Generation with `transformers` by the model of the trainer itself: token by token, or one batch for each flush."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,18 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from .continuous import ContinuousDecoding
+
+
+logger = logging.getLogger(__name__)
+
 
 class TransformersEngine:
-    """Samples with `model.generate`, one batch for each call of [`flush`].
+    """Samples with the model itself.
+
+    Decodes token by token, so that no reply waits for another and keys are kept between the turns of an episode
+    ([`~taspo_trl.generation.continuous.ContinuousDecoding`]), wherever model and settings allow it; else with
+    `model.generate`, one batch for each call of [`flush`]. [`why_generate`] tells the reason, which is logged.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -28,7 +39,8 @@ class TransformersEngine:
         pad_token_id (`int`), eos_token_ids (`list[int]`):
             As TRL resolves them.
         batch_tokens (`int`, *optional*, defaults to `262144`):
-            Bound on rows x (longest prompt + new tokens) of one batch, which bounds its key-value cache.
+            Bound on rows x (longest prompt + new tokens) of one batch, which bounds its key-value cache; what is kept
+            between turns is counted in.
         cache_implementation (`str`, *optional*):
             TRL's field.
         unwrap (`Callable`, *optional*):
@@ -38,6 +50,11 @@ class TransformersEngine:
             For a model whose parameters lie in shards on several processes: the largest of the numbers that all
             processes call it with. Each forward then needs all of them, so they generate in step, and one without
             requests keeps the others company; see [`finish`]. If `None`, processes do not wait for each other.
+        is_sharded (`bool`, *optional*, defaults to `False`):
+            Whether the parameters lie in shards, on however many processes: `model.generate` then.
+        in_step (`bool`, *optional*, defaults to `False`):
+            Join requests in [`flush`] only. What is batched with what then never depends on how fast environments
+            answer, and a seed repeats a rollout to the last bit; the others wait for the slowest environment.
     """
 
     def __init__(
@@ -50,6 +67,8 @@ class TransformersEngine:
         cache_implementation: str | None = None,
         unwrap: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
         most: Callable[[int], int] | None = None,
+        is_sharded: bool = False,
+        in_step: bool = False,
     ):
         self._model = model
         self._pad_token_id = pad_token_id
@@ -62,11 +81,40 @@ class TransformersEngine:
         self._sampling = SamplingSettings()
         self._seed = 0
         self._num_batches = 0
+        self._in_step = in_step
+        self._is_sharded = is_sharded or most is not None
+        self._why_model: str | None = None
+        self._is_proven = False
+        self._decoding: ContinuousDecoding | None = None
+        self._entered = contextlib.ExitStack()
+        self._is_entered = False
+        self._told: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        """What was computed token by token; see [`~taspo_trl.generation.continuous.ContinuousDecoding`]."""
 
     def begin(self, sampling: SamplingSettings, seed: int) -> None:
         check_generation_kwargs(sampling.extra)
+        self.drop()
         self._sampling, self._seed, self._num_batches = sampling, seed, 0
-        self._queue.clear()
+        reason = self.why_generate
+        if reason and reason not in self._told:
+            self._told.add(reason)
+            logger.info("Replies come from `model.generate`, a batch for each turn: %s.", reason)
+
+    @property
+    def why_generate(self) -> str:
+        """Why replies come from `model.generate`; empty when they are decoded token by token."""
+        from .eligible import why_model_generates, why_settings_generate
+
+        if self._why_model is None:
+            sharded = "the model's parameters lie in shards"
+            self._why_model = sharded if self._is_sharded else why_model_generates(self._model)
+        return self._why_model or why_settings_generate(self._sampling.extra, self._cache_implementation)
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether [`step`] is to be called while environments work."""
+        return not self._in_step and not self.why_generate
 
     def submit(self, request: GenerationRequest) -> Future[Generation]:
         future: Future[Generation] = Future()
@@ -74,14 +122,87 @@ class TransformersEngine:
         return future
 
     def flush(self) -> None:
-        if self._queue:
-            self._generate_queue()
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """One token of every reply that has begun, after new requests joined; False if there was nothing to do."""
+        if self._queue and self._decoding is None and not self.why_generate:
+            self._start()
+        if self._decoding is None:
+            return bool(self._queue) and self._generate_queue()
+        if not self._queue and self._decoding.is_idle:
+            return False
+        try:
+            self._enter()
+            for request, future in self._queue:
+                self._decoding.submit(request, future)
+            self._queue.clear()
+            self._decoding.step()
+        except BaseException:
+            self.drop()
+            raise
+        if self._decoding.is_idle:
+            self._leave()
+        return True
+
+    def forget(self, episode_uid: str) -> None:
+        """The episode asks no more: what was kept of it may go."""
+        if self._decoding is not None:
+            self._decoding.forget(episode_uid)
+
+    def drop(self) -> None:
+        """Give up requests and everything that was kept; the model is as it was before."""
+        self._queue.clear()
+        self._decoding = None
+        self._leave()
 
     def finish(self) -> None:
         """Keep the other processes company; returns when none of them has requests left. Called by each, once idle."""
         if self._most is not None:
             while self._generate_queue():
                 pass
+
+    def _enter(self) -> Any:
+        """The model made ready, and left so until no reply is under way."""
+        if not self._is_entered:
+            self._is_entered = True
+            self._unwrapped = self._entered.enter_context(self._unwrap())
+            self._entered.enter_context(frozen_mode(self._unwrapped))
+        return self._unwrapped
+
+    def _leave(self) -> None:
+        self._is_entered = False
+        self._unwrapped = None
+        self._entered.close()
+
+    def _start(self) -> None:
+        """Begin to decode token by token, unless a first prompt shows that the model does not go on from its keys."""
+        from .continuous import ContinuousDecoding
+        from .decoder import disagreement
+
+        try:
+            model = self._enter()
+            if not self._is_proven:
+                reason = disagreement(model, self._queue[0][0].prompt_ids, self._pad_token_id)
+                self._is_proven = True
+                if reason:
+                    self._why_model = f"{type(model).__name__} does not go on from kept keys ({reason})"
+                    self._leave()
+                    logger.warning("Replies come from `model.generate`, a batch for each turn: %s.", self._why_model)
+                    return
+            self._decoding = ContinuousDecoding(
+                model,
+                pad_token_id=self._pad_token_id,
+                eos_token_ids=self._eos_token_ids,
+                batch_tokens=self._batch_tokens,
+                sampling=self._sampling,
+                seed=self._seed,
+                counts=self.counts,
+            )
+        except BaseException:
+            self._leave()
+            raise
 
     def _generate_queue(self) -> bool:
         """Answer what was submitted; whether any process had something to answer."""

@@ -20,12 +20,17 @@ from ..environments.base import ResetResult, StepResult, Traits, attribute
 from ..environments.remote import EnvironmentDied
 from ..environments.workers import EnvironmentPool, Worker
 from ..errors import InvariantError, ServiceError
-from ..generation import Engine, Generation, GenerationRequest
+from ..generation import Engine, Generation, GenerationRequest, SteppedEngine
 from ..types import StopReason, Trajectory, TrajectoryGroup, Turn
 from .contexts import ChatRenderer, ConversationContext, EpisodeView, Message, PastTurn, WindowContext
 from .episode import Episode, RolloutSettings
 from .replies import first_unknown, reader_of
 from .tasks import EpisodeSpec
+
+
+_PATIENCE_SECONDS = 0.01
+"""Environments that answer a step within this time are waited for before the next token, so that what is batched with
+what does not depend on chance. The first that takes longer ends the wait for all, and for the rest of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,9 @@ class _Loop:
     ):
         self.specs = specs
         self.engine = engine
+        self.stepped = engine if isinstance(engine, SteppedEngine) and engine.is_stepped else None
+        self.patience = _PATIENCE_SECONDS
+        self.patient_until = 0.0
         self.pool = pool
         self.renderer = renderer
         self.settings = settings
@@ -125,9 +133,7 @@ class _Loop:
                 while num_started - len(self.finished) < self.max_in_flight and num_started < len(self.specs):
                     self._start(next(upcoming))
                     num_started += 1
-                if not self.waiting:
-                    self.engine.flush()
-                self._handle_answers()
+                self._go_on()
                 self._end_overdue()
         finally:
             for episode in self.unfinished.values():  # only after an exception, Ctrl-C included
@@ -363,6 +369,8 @@ class _Loop:
             self.pool.release(episode.worker)
         del self.unfinished[spec.uid]
         self.finished[spec.uid] = trajectory
+        if self.stepped is not None:
+            self.stepped.forget(spec.uid)
         if self.on_episode_end is not None:
             self.on_episode_end(trajectory)
         group = self.groups.setdefault(spec.group_id, [])
@@ -384,19 +392,37 @@ class _Loop:
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def _await_environment(self, episode: Episode, future: Future) -> None:
-        self.waiting[id(episode)] = (episode, future, time.monotonic() + self.settings.environment_timeout)
+        now = time.monotonic()
+        self.waiting[id(episode)] = (episode, future, now + self.settings.environment_timeout)
+        self.patient_until = now + self.patience if self.patience else 0.0
         future.add_done_callback(lambda done: self.answers.put((episode, done)))
 
-    def _handle_answers(self) -> None:
-        """Wait for at least one answer or the next deadline, then take what has arrived."""
-        try:
-            arrived = [self.answers.get(timeout=self._seconds_to_deadline())]
-        except queue.Empty:
+    def _go_on(self) -> None:
+        """Take what has arrived, or have the engine work, or wait."""
+        if self.stepped is None:
+            if not self.waiting:
+                self.engine.flush()
+            self._handle_answers(self._seconds_to_deadline())
             return
+        patience = max(0.0, self.patient_until - time.monotonic()) if self.waiting else 0.0
+        if self._handle_answers(patience):
+            return
+        if patience and any(episode.generation is not None for episode, _, _ in self.waiting.values()):
+            self.patience = self.patient_until = 0.0
+        if not self.stepped.step():
+            self._handle_answers(self._seconds_to_deadline())
+
+    def _handle_answers(self, timeout: float | None) -> bool:
+        """Take what has arrived, after waiting for a first answer; whether there was any."""
+        try:
+            arrived = [self.answers.get(block=timeout != 0, timeout=timeout)]
+        except queue.Empty:
+            return False
         # Not "until empty": fast answers would put off the deadlines.
         arrived += [self.answers.get_nowait() for _ in range(self.answers.qsize())]
         for episode, future in arrived:
             self._handle(episode, future)
+        return True
 
     def _handle(self, episode: Episode, future: Future) -> None:
         call = self.waiting.get(id(episode))

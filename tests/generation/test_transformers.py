@@ -1,4 +1,7 @@
-"""`TransformersEngine` on a tiny random Llama: what is sampled, from what, and that the model stays as it was."""
+"""`TransformersEngine` on a tiny random Llama: what is sampled, from what, and that the model stays as it was.
+
+What only decoding token by token does is in test_continuous.py.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from taspo_trl.types import FinishReason
 
 VOCABULARY, PAD, END = 32, 0, 1
 GREEDY, WARM = SamplingSettings(0.0), SamplingSettings(1.0)
+BATCHED = {"renormalize_logits": True}
+"""Changes nothing, but only `model.generate` takes it."""
 
 
 def make_model(seed: int = 5, **config: Any) -> LlamaForCausalLM:
@@ -197,7 +202,16 @@ def test_the_hostile_settings_would_change_a_reply(model, hostile):
     assert plain.tolist() != bent.tolist(), "transformers takes open settings from the model; else this test is idle"
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM, SamplingSettings(0.7, top_p=0.95)], ids=["greedy", "warm", "cool"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingSettings(0.0, extra=BATCHED),
+        WARM,
+        SamplingSettings(1.0, extra=BATCHED),
+        SamplingSettings(0.7, top_p=0.95, extra=BATCHED),
+    ],
+    ids=["greedy", "token by token", "warm", "cool"],
+)
 def test_a_model_s_own_generation_settings_change_nothing(model, hostile, sampling):
     asked = requests(*PROMPTS)
     assert generate(make_policy(hostile), asked, sampling, 3) == generate(make_policy(model), asked, sampling, 3)
@@ -208,11 +222,13 @@ def test_no_single_one_of_them_leaks(model, name):
     single = make_model().eval()
     single.generation_config = GenerationConfig(**{name: getattr(HOSTILE, name)})
     asked = requests(*PROMPTS)
-    assert generate(make_policy(single), asked, seed=3) == generate(make_policy(model), asked, seed=3)
+    sampling = SamplingSettings(1.0, extra=BATCHED)
+    assert generate(make_policy(single), asked, sampling, 3) == generate(make_policy(model), asked, sampling, 3)
 
 
 def test_a_model_keeps_its_generation_settings(hostile):
-    generate(make_policy(hostile), requests(*PROMPTS))
+    sampling = SamplingSettings(1.0, extra=BATCHED)
+    generate(make_policy(hostile), requests(*PROMPTS), sampling)
     assert hostile.generation_config is HOSTILE
 
     class Broken(Exception): ...
@@ -222,7 +238,7 @@ def test_a_model_keeps_its_generation_settings(hostile):
 
     hostile.generate = fail
     with pytest.raises(Broken):
-        generate(make_policy(hostile), requests(*PROMPTS))
+        generate(make_policy(hostile), requests(*PROMPTS), sampling)
     assert hostile.generation_config is HOSTILE
 
 
