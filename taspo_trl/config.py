@@ -63,7 +63,8 @@ class TASPOConfig(GRPOConfig):
         invalid_action_penalty (`float`, *optional*, defaults to `0.0`):
             Subtracted from a trajectory's reward times its share of invalid turns.
         generation_tokens (`int`, *optional*, defaults to `262144`):
-            Bound on rows x (prompt + new tokens) of one generation batch with transformers; without effect with vLLM.
+            Bound on rows x (prompt + new tokens) of what is decoded together with transformers, with the keys that
+            episodes keep between their turns; without effect with vLLM.
 
         > Parameters that control the guidance
 

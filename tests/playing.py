@@ -98,6 +98,30 @@ class ScriptedPolicy:
         return Generation(ids, FinishReason.STOP if ids and ids[-1] == end else FinishReason.LENGTH)
 
 
+class SteppedPolicy(ScriptedPolicy):
+    """Answers the oldest request at every step, as an engine does that decodes in the loop's thread."""
+
+    is_stepped = True
+
+    def __init__(self, tokenizer: Any, reply: Any):
+        super().__init__(tokenizer, reply)
+        self.steps: list[list[str]] = []
+        """Uids that waited at each step that had something to do."""
+        self.forgotten: list[str] = []
+
+    def step(self) -> bool:
+        if not self._queue:
+            return False
+        self.steps.append([request.episode_uid for request, _ in self._queue])
+        later, self._queue = self._queue[1:], self._queue[:1]
+        self._answer()
+        self._queue = later
+        return True
+
+    def forget(self, episode_uid: str) -> None:
+        self.forgotten.append(episode_uid)
+
+
 def act(*orders: str) -> list[str]:
     """Replies that give these orders."""
     return [f"<action>{order}</action>" for order in orders]

@@ -13,7 +13,7 @@ from taspo_trl.seeds import derive_seed
 from taspo_trl.types import FinishReason, StopReason
 
 from .. import scripted
-from ..playing import Recorder, ScriptedPolicy, act, one_group, play
+from ..playing import Recorder, ScriptedPolicy, SteppedPolicy, act, one_group, play
 from ..scripted import Ledger
 from ..tokenizers import byte_bpe
 
@@ -80,6 +80,45 @@ def test_no_more_episodes_play_at_once_than_allowed(renderer, ledger, is_continu
     assert all(t.success for t in played)
     assert ledger.most_open == 2
     assert all(len(flush) <= 2 for flush in policy.flushes)
+
+
+def test_an_engine_that_decodes_step_by_step_does_not_wait_for_a_slow_environment(renderer, ledger):
+    scripts = {0: act("sleep", "win"), 1: act("go", "go", "win"), 2: act("go", "win")}
+    ended: list[str] = []
+
+    def on_episode_end(trajectory):
+        ended.append(trajectory.uid)
+        if len(ended) == 2:
+            ledger.let_go()  # member 0 goes on only after the others have ended
+
+    policy = SteppedPolicy(renderer.tokenizer, scripts)
+    played = play(renderer, scripts, policy=policy, ledger=ledger, on_episode_end=on_episode_end)
+    assert [t.stop_reason for t in played] == [StopReason.SOLVED] * 3
+    assert ended == [played[k].uid for k in (2, 1, 0)]
+    assert policy.forgotten == ended and policy.flushes == []
+
+
+def test_deadlines_are_kept_while_the_engine_is_busy(renderer, ledger):
+    class Busy(SteppedPolicy):
+        def step(self) -> bool:
+            if self.requests[-1].episode_uid.endswith("k1") and len(self.requests) > 2 and not self.forgotten:
+                return True  # the reply of member 1 takes longer than the environment of member 0 may
+            return super().step()
+
+    scripts = {0: act("sleep"), 1: act("go", "win")}
+    policy = Busy(renderer.tokenizer, scripts)
+    played = play(renderer, scripts, policy=policy, ledger=ledger, settings={"environment_timeout": 1.0})
+    assert [t.stop_reason for t in played] == [StopReason.ENV_TIMEOUT, StopReason.SOLVED]
+
+
+def test_quick_environments_are_waited_for_so_that_chance_does_not_decide_what_goes_together(renderer, monkeypatch):
+    from taspo_trl.rollout import loop
+
+    monkeypatch.setattr(loop, "_PATIENCE_SECONDS", 5.0)  # whatever else the machine does
+    scripts = {k: act("go", "win") for k in range(3)}
+    policy = SteppedPolicy(renderer.tokenizer, scripts)
+    play(renderer, scripts, policy=policy)
+    assert [len(waiting) for waiting in policy.steps] == [3, 3, 3, 3, 2, 1]
 
 
 def test_a_group_is_handed_over_when_its_last_member_ends_and_sorted_by_index(renderer):
