@@ -25,6 +25,9 @@ PREFILL_TOKENS = 16384
 """Rows x new prompt tokens of one forward, which bounds its activations."""
 OPENING = 16
 """Tokens in common from which on a prompt continues from the keys of another episode."""
+JOINING_SHARE, JOINING_STEPS = 0.25, 4
+"""Requests join when they are this share of the replies under way, or have waited for this many tokens: a forward for
+each newcomer alone would cost more than the wait."""
 COLUMNS = 64
 """Buffers grow by multiples of this many tokens."""
 
@@ -185,6 +188,11 @@ class ContinuousDecoding:
             )
         )
         joined: list[_Reply] = []
+        if not self._waiting or (
+            len(self._waiting) < JOINING_SHARE * len(self._active)
+            and self._num_steps - min(reply.arrived for reply in self._waiting) < JOINING_STEPS
+        ):
+            return joined
         room = _Room(self._batch_tokens, self._active, self._kept)
         for reply in self._waiting:
             has_room, given_up = room.make(reply)
