@@ -174,7 +174,7 @@ class Timed:
         self.seconds, self.tokens = 0.0, {"prompt": 0, "reply": 0}
         made._step, made._buffer, made._buffered_inputs = number, None, None
         started, worked = time.perf_counter(), time.process_time()
-        made.training_step(made.model, batch)
+        made.training_step(made.model, batch, None)
         made.optimizer.step()
         made.model.zero_grad()
         total = time.perf_counter() - started
@@ -208,7 +208,11 @@ def theirs(policy: Any, tok: Any, episodes: int, replies: list[int]) -> Timed:
 
 def ours(policy: Any, tok: Any, episodes: int, replies: list[int], generate: bool = False) -> Timed:
     args = TASPOConfig(
-        **options(episodes), max_completion_length=256, max_turns=CALLS + 1, guidance="none", save_trajectories="no"
+        **options(episodes),
+        max_completion_length=256,
+        max_tool_calling_iterations=CALLS,
+        guidance="none",
+        save_trajectories="no",
     )
     made = TASPOTrainer(
         copy.deepcopy(policy), args=args, processing_class=tok, train_dataset=rows(64), environment_factory=Corridor
