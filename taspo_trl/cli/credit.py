@@ -61,12 +61,12 @@ def main(arguments: list[str]) -> int:
     factory = environment_factory(
         options.environment, json_arguments(options.environment_kwargs, "--environment-kwargs")
     )
+    folder = Path(options.output)
     if options.records:
         report = _recorded(options, {None: factory})
     else:
         check_model(options.model)
-        report = _played(options, factory)
-    folder = Path(options.output)
+        report = _played(options, factory, folder)
     _write(folder, report)
     _print(report)
     print(f"{folder / 'credit.json'}, {folder / 'credit.png'}")
@@ -86,7 +86,7 @@ def _recorded(options: argparse.Namespace, factories: Mapping[str | None, Callab
     return {"records": path.name, "rollouts": last, **report}
 
 
-def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
+def _played(options: argparse.Namespace, factory: Any, folder: Path) -> dict[str, Any]:
     from tqdm.auto import tqdm
 
     from ..analyzer import LiteLLMAnalyzer
@@ -152,7 +152,7 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
                 f"Continuations: {sum(len(t.turns) for t in chosen)} turns, {options.continuations} from each state, "
                 f"about {expected / 60:.1f} minutes at the speed of the episodes."
             )
-            path = Path(options.output) / "values.progress.jsonl"
+            path = folder / "values.progress.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             with tqdm(desc="continued states", unit="state", disable=None) as bar:
                 values = play_values(
@@ -188,13 +188,16 @@ def _played(options: argparse.Namespace, factory: Any) -> dict[str, Any]:
             sample=sample,
         )
         report["seconds"] = {"play": round(seconds, 2), **report["seconds"]}
+        facts = {name: getattr(options, name) for name in ("environment", "split", "skip", "guidance", "seed")}
+        facts |= {"model": Path(options.model).name, "temperature": options.temperature}
+        report = {**facts, **report}
         if options.reading:
+            _write(folder, report)  # what follows takes as long again, and is not worth losing it for
             report["reading"] = _reading(options, groups, scored, rows, policy, playing, factory)
     finally:
         pool.close()
         analyzer.close()
-    facts = {name: getattr(options, name) for name in ("environment", "split", "skip", "guidance", "seed")}
-    return {"model": Path(options.model).name, **facts, "temperature": options.temperature, **report}
+    return report
 
 
 def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
