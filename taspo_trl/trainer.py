@@ -184,6 +184,7 @@ class TASPOTrainer(GRPOTrainer):
     """A [`TASPOConfig`]. TRL types as optional what its `__post_init__` fills."""
     model: Any
     model_wrapped: Any
+    train_dataset: Any
     eval_dataset: Any
     num_generations: int
     num_generations_eval: int

@@ -28,7 +28,12 @@ REPLY_FORMAT = "<action>{action}</action>"
 
 
 def reply_format_of(traits: Traits) -> str:
-    """A reply around an action in the first tag of an environment: `<action>{action}</action>`."""
+    """A reply around an action in the first tag of an environment: `<action>{action}</action>`.
+
+    Where there are tools, a player writes whole replies: calls, and the answer without one that ends an episode.
+    """
+    if traits.tools:
+        return "{action}"
     tag = traits.action_tags[0]
     return f"<{tag}>{{action}}</{tag}>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,9 @@ from ..rollout.templates import ChatRenderer
 from ..seeds import derive_seed
 from ..types import Trajectory
 from .players import Player, PlayerEngine
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,12 @@ def record_episodes(
 
 
 def recorded_episodes(file: str | os.PathLike) -> list[Trajectory]:
-    """The episodes of a recording, or of a file or folder that training wrote; the cut line of a killed run is left
-    out.
+    """The episodes of a recording, or of a file or folder that training wrote.
+
+    A line that is no record, such as the one that a killed run cut off, is left out and named in a warning.
 
     Raises:
-        RecordError: there is nothing, or another line is no record.
+        RecordError: there is no file.
     """
     path = Path(file)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -149,14 +154,13 @@ def recorded_episodes(file: str | os.PathLike) -> list[Trajectory]:
         raise RecordError(f"{path} holds no episodes (*.jsonl).")
     found = []
     for one in files:
-        lines = one.read_text(encoding="utf-8", errors="replace").split("\n")
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(one.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+            if not line.strip():
+                continue
             try:
-                found += [from_json(json.loads(line)).trajectory] if line.strip() else []
+                found.append(from_json(json.loads(line)).trajectory)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                if number >= len(lines) - 1 or not line.endswith("}"):
-                    continue
-                raise RecordError(f"{one}, line {number}: {error}") from error
+                logger.warning("%s, line %d is no whole episode and is left out: %s", one, number, str(error)[:200])
     return found
 
 

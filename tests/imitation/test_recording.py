@@ -14,6 +14,7 @@ from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError, ServiceError
 from taspo_trl.guidance.block import CLOSING, OPENING, Composer
 from taspo_trl.imitation import FunctionPlayer, OraclePlayer, demonstrations_of, record_episodes, replayed_successes
+from taspo_trl.imitation.players import reply_format_of
 from taspo_trl.imitation.recording import recorded_episodes
 from taspo_trl.rollout.episode import RolloutSettings
 from taspo_trl.rollout.templates import ChatRenderer
@@ -97,7 +98,7 @@ def test_guidance_stands_where_scoring_puts_it_and_tells_the_solution(kept):
         demonstrations_of(kept.trajectories, guided_share=2.0)
 
 
-def test_nothing_is_played_twice_and_a_failed_episode_goes_on(tmp_path):
+def test_nothing_is_played_twice_and_a_failed_episode_goes_on(tmp_path, caplog):
     """The second run asks for what the first did not finish, a line that a kill cut off included."""
     calls = itertools.count()
     plans = {row["task_id"]: solve(row) for row in ROWS}
@@ -118,6 +119,7 @@ def test_nothing_is_played_twice_and_a_failed_episode_goes_on(tmp_path):
     before = next(calls)
     second = record(tmp_path, fails_at(-1))
     assert second.num_successes == 4 and not second.failures
+    assert "line 3 is no whole episode" in caplog.text
     kept_before = {one.task["task_id"] for one in first.trajectories[:2]}
     missing = {one.task["task_id"] for one in second.trajectories} - kept_before
     assert next(calls) - before - 1 == sum(len(plans[name]) for name in missing)
@@ -203,3 +205,23 @@ def test_alfworld_s_walkthroughs_are_successes_under_its_prompts(tmp_path):
     turns = kept.trajectories[0].turns
     assert all(turn.valid and turn.reply_text.startswith("<think>As planned.") for turn in turns)
     assert len(demonstrations_of(kept.trajectories)) == len(turns) > 2
+
+
+def test_a_class_with_tools_is_played_in_whole_replies(tmp_path):
+    from tests.environments.test_tools import call, template
+    from tests.environments.tool_worlds import Counter
+    from tests.tokenizers import byte_bpe
+
+    def add(turn):
+        return call("add", amount=turn.row["target"]) if not turn.history else "Done."
+
+    pool = EnvironmentPool({None: Counter}, success_threshold=1.0)
+    played = {"pool": pool, "renderer": ChatRenderer(byte_bpe(template("qwen2_5"))), "rollout": RolloutSettings()}
+    try:
+        player = FunctionPlayer(add, reply_format=reply_format_of(pool.traits[None]))
+        made = record_episodes([{"target": 3}], player, tmp_path, **played)
+        kept = replayed_successes(made.trajectories, **played)
+    finally:
+        pool.close()
+    (one,) = kept.trajectories
+    assert [bool(turn.action) for turn in one.turns] == [True, False] and len(demonstrations_of([one])) == 2
