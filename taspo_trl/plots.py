@@ -126,13 +126,13 @@ def success_by_family(results: Mapping[str, EvaluationResult]) -> Figure:
     return figure
 
 
-def _grid(number: int, width: float = 4.2) -> tuple[Figure, list[Any]]:
+def _grid(number: int, width: float = 4.2, height: float = 2.8, most: int = 3) -> tuple[Figure, list[Any]]:
     # A figure without pyplot: no global state, no window, works in threads and on servers.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    columns = min(3, max(1, number))
+    columns = min(most, max(1, number))
     rows = max(1, math.ceil(number / columns))
-    figure = _figure_class()(figsize=(width * columns, 2.8 * rows), dpi=110)
+    figure = _figure_class()(figsize=(width * columns, height * rows), dpi=110)
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(rows, columns, k + 1) for k in range(number)]
     for axis in axes:
@@ -175,22 +175,24 @@ def credit_quality_figure(report: Mapping[str, Any]) -> Figure:
     """
     kinds = list(report["labels"])
     names = list(report["methods"])
-    figure, axes = _grid(2 * len(kinds))
+    figure, axes = _grid(2 * len(kinds), width=5.0, height=0.9 + 0.21 * len(names), most=2)
     for k, kind in enumerate(kinds):
         facts = report["labels"][kind]
-        for axis, measure in zip(axes[2 * k : 2 * k + 2], ("auc", "rank_correlation"), strict=True):
+        for column, measure in enumerate(("auc", "rank_correlation")):
+            axis = axes[2 * k + column]
             for place, name in enumerate(names):
                 value, low, high = report["methods"][name][kind]["all"][measure]
-                if value is None:
-                    continue
+                if value is None or value >= 1:
+                    continue  # credit that was made of the labels would squeeze the others
                 color = _SECOND_COLOR if "@" in name or name == "grpo" else _SERIES_COLOR
                 if low is not None and high is not None:
                     axis.plot([low, high], [place, place], color=color, linewidth=2)
-                axis.plot([value], [place], "o", color=color)
+                axis.plot([value], [place], "o", color=color, markersize=4)
             axis.axvline(0.5 if measure == "auc" else 0.0, color=_SECOND_COLOR, linewidth=1, linestyle=":")
-            if measure == "rank_correlation" and facts.get("ceiling_rank_correlation") is not None:
+            if measure == "rank_correlation" and 0 < (facts.get("ceiling_rank_correlation") or 1.0) < 1:
                 axis.axvline(facts["ceiling_rank_correlation"], color=_SECOND_COLOR, linewidth=1, linestyle="--")
-            axis.set_yticks(range(len(names)), names)
-            axis.invert_yaxis()
+            axis.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
+            axis.set_ylim(len(names) - 0.5, -0.5)
             axis.set_title(f"{'AUC' if measure == 'auc' else 'Rank correlation'} with {kind}")
+    figure.tight_layout()
     return figure
