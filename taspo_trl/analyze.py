@@ -18,20 +18,21 @@ from .analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
 from .analyzer.extractive import ExtractiveAnalyzer
 from .analyzer.prompts import PROMPTS, Prompts
 from .credit.base import Batch, WeightRule
+from .credit.states import state_key
 from .credit.taspo import TurnWeights
-from .credit.token_level import TokenWeights
 from .errors import ConfigurationError, RecordError
 from .files import write_text
-from .guidance.aligned import AlignedConstruction
 from .guidance.base import GuidanceContext
 from .guidance.block import Composer
-from .guidance.stage import Call, GuidanceStage, Wanted
+from .guidance.constructions import Materials, construction_of_blocks
+from .guidance.stage import Call, GuidanceStage
 from .methods import Recipe
-from .records import TrajectoryRecord, read_records, write_records
+from .methods.facts import recipe_of
+from .records import METHOD_FILE, TrajectoryRecord, read_records, write_records
 from .redaction import without_secrets
 from .reporting.metrics import analyzer_metrics, credit_metrics, guidance_metrics
 from .rollout.advantages import group_advantages
-from .types import Credit, Extraction, Guidance, Trajectory, TrajectoryGroup
+from .types import Alternatives, Credit, Extraction, Guidance, Trajectory, TrajectoryGroup
 
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def analyze(
         action_tags (`tuple[str, ...]`, *optional*):
             Tags of the environment, besides the paper's three, that no statement may hold.
         credit (`WeightRule`, *optional*):
-            How shifts become weights. If `None`, [`~taspo_trl.credit.TurnWeights`] with the paper's constants.
+            How shifts become weights. If `None`, the method of the run that wrote the records, with its contexts and
+            constants; where there is none, where its credit needs no context, or where an `analyzer` is named and its
+            contexts ask none, [`~taspo_trl.credit.TurnWeights`] with the paper's constants.
         scale_rewards (`str`, *optional*, defaults to `"group"`):
             As in training.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -137,31 +140,42 @@ def analyze(
 
     Raises:
         RecordError: a file is no record of trajectories, or holds several runs.
-        ConfigurationError: there is a model but no prompt ids, or the output would overwrite the input.
+        ConfigurationError: there is a model but no prompt ids, the output would overwrite the input, or the run's
+            method asks the simulator, which records do not hold.
     """
     path = _trajectories_of(Path(path))
     files = _files(path)
-    rule = credit if credit is not None else TurnWeights()
+    recipe, num_steps = _recipe(files[0].parent, credit, analyzer)
     scorer, tokenizer = _loaded(model, tokenizer)
     asked = _made(analyzer)
-    construction = AlignedConstruction(
+    materials = Materials(
         Composer(tokenizer, max_guidance_tokens, action_tags),
         max_evidence_items=max_evidence_items,
         max_guidance_items=max_guidance_items,
         max_chars=context_chars,
         prompts=prompts,
+        place=recipe.place,
     )
+    construction = construction_of_blocks(recipe.rule_needs.blocks, materials)
     folder = Path(output) if output is not None else _default_output(path)
     if folder.resolve() == files[0].parent.resolve():
         raise ConfigurationError(f"`output` is the folder that is read, {folder}; its files would be overwritten.")
-    wanted = Wanted("token" if isinstance(rule, TokenWeights) else "action")
-    stage = GuidanceStage(construction, workers, wanted, context=GuidanceContext(asked, on_reply=on_reply))
+    context = GuidanceContext(asked, on_reply=on_reply, state_key=state_key(recipe.state_key))
+    stage = GuidanceStage(construction, workers, recipe.wanted, context=context)
     found = _Found()
     try:
         for file in files:
             records, calls = _guided(list(read_records(file)), stage, file)
             if scorer is not None:
-                records = _weighed(records, scorer, rule, scale_rewards, temperature, micro_batch_tokens)
+                records = _weighed(
+                    records,
+                    (*scorer, tokenizer),
+                    recipe,
+                    num_steps,
+                    scale_rewards,
+                    temperature,
+                    micro_batch_tokens,
+                )
             write_records(folder / file.name, records)
             found.add(records, folder / file.name, scale_rewards, calls)
     finally:
@@ -241,36 +255,62 @@ def _guided(
 
 def _weighed(
     records: list[TrajectoryRecord],
-    scorer: tuple[Any, int],
-    rule: WeightRule,
+    scorer: tuple[Any, int, Any],
+    recipe: Recipe,
+    num_steps: int,
     scale_rewards: str,
     temperature: float,
     max_tokens: int,
 ) -> list[TrajectoryRecord]:
     """The records with shifts and weights."""
+    from .scoring.alternatives import score_alternatives
+    from .scoring.pairs import ScoreScope
     from .scoring.saved import score_saved
 
-    model, pad_token_id = scorer
+    (model, pad_token_id, tokenizer), needs = scorer, recipe.rule_needs
     trajectories = [record.trajectory for record in records]
     guidance = {record.trajectory.uid: record.guidance for record in records if record.guidance is not None}
-    scored = score_saved(
-        model,
-        trajectories,
-        guidance,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        pad_token_id=pad_token_id,
-    )
+    given: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "pad_token_id": pad_token_id}
+    scope = ScoreScope(needs.blocks, "reply" if needs.scope == "reply" else "action")
+    scored = score_saved(model, trajectories, guidance, scope=scope, **given)
+    alternatives: Mapping[tuple[str, int], Alternatives] = {}
+    if needs.alternatives:
+        given |= {"blocks": needs.blocks, "most": needs.alternatives}
+        alternatives = score_alternatives(model, trajectories, guidance, tokenizer, **given).alternatives
     advantages = _advantages(records, scale_rewards)
     groups = tuple(_groups(records).values())
     batch = Batch(
         groups,
         tuple(advantages[t.uid] for group in groups for t in group.trajectories),
         scores={(uid, turn_idx): score for uid, of_turns in scored.items() for turn_idx, score in enumerate(of_turns)},
+        step=records[0].step if records else 0,
+        num_steps=num_steps,
+        state_key=state_key(recipe.state_key),
         unguided={uid: one.abstain_reason for uid, one in guidance.items() if not one},
+        alternatives=alternatives,
     )
-    credits = Recipe("taspo", weight=rule).assign(batch).credits
+    credits = recipe.assign(batch).credits
     return [replace(record, credit=credits[record.trajectory.uid]) for record in records]
+
+
+def _recipe(folder: Path, credit: WeightRule | None, analyzer: Analyzer | str | None) -> tuple[Recipe, int]:
+    """(the method that weighs, updates of its run or 0)."""
+    path = folder / METHOD_FILE
+    if credit is None and path.is_file():
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RecordError(f"{path} is no JSON: {error}. Delete it, or pass `credit`.") from error
+        recipe = recipe_of(facts)
+        needs = recipe.rule_needs
+        if needs.progress or needs.values or (needs.state_key and recipe.knows_world):
+            raise ConfigurationError(
+                f"The run's method, {recipe.name!r}, asks the simulator, and there are only records here. Pass "
+                "`credit` (`--allocation` on the command line) to weigh by TASPO's rule, or use `taspo credit`."
+            )
+        if needs.blocks and (analyzer is None or recipe.asks_analyzer):
+            return recipe, int(facts.get("num_steps") or 0)
+    return Recipe("taspo", weight=credit if credit is not None else TurnWeights()), 0
 
 
 def _groups(records: Sequence[TrajectoryRecord]) -> dict[tuple[int, str], TrajectoryGroup]:

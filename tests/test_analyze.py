@@ -17,7 +17,9 @@ from taspo_trl.analyzer.prompts import ALIGNMENT, Prompts, load_prompts
 from taspo_trl.credit import TurnWeights
 from taspo_trl.errors import ConfigurationError, RecordError
 from taspo_trl.guidance.block import Composer
-from taspo_trl.records import TrajectoryRecord, read_records, write_records
+from taspo_trl.methods import METHODS
+from taspo_trl.methods.facts import facts_of, recipe_of
+from taspo_trl.records import METHOD_FILE, TrajectoryRecord, read_records, write_records
 from taspo_trl.scoring.reproduces import Finding
 
 from . import tiny
@@ -81,6 +83,43 @@ def test_credit_settings_reach_the_weights(trained, tmp_path):
     settings = TurnWeights(weight_range=0.0)
     analyze(source, model=trained.model, tokenizer=byte_bpe(), output=tmp_path / "a", credit=settings)
     assert all(set(record.credit.weights) == {1.0} for record in read_records(tmp_path / "a"))
+
+
+def test_the_run_s_own_method_weighs_unless_another_is_asked_for(trained, tmp_path):
+    """What a run wrote down of its method is read: here SERL's rule and TASPO's contrast, over the same records."""
+    source = tmp_path / "run"
+    played = list(read_records(Path(trained.args.output_dir) / "_trajectories"))
+    write_records(source / "r.jsonl", played, with_prompt_ids=True)
+
+    def weighed(recipe=None, **given):
+        if recipe is not None:
+            (source / METHOD_FILE).write_text(json.dumps(facts_of(recipe, 60)))
+        given = {"model": trained.model, "tokenizer": byte_bpe(), "output": tmp_path / "out", **given}
+        found = analyze(source, **given)
+        return list(read_records(found.files[0]))
+
+    serl = weighed(METHODS["serl"].make(block="serl_next", share=0.25))
+    assert {one.credit.method for one in serl} == {"serl"}
+    assert {block for one in serl for block in one.guidance.blocks} == {"serl_next"}
+    assert any(one.credit.token_weights for one in serl)
+    contrast = weighed(METHODS["taspo"].make(support="contrast"))
+    assert {one.guidance.construction for one in contrast} == {"aligned"}
+    assert {one.credit.method for one in weighed(credit=TurnWeights())} == {"taspo"}
+    weighed(METHODS["serl"].usual, model=None)
+    asked = Counting()
+    assert {one.guidance.construction for one in weighed(model=None, analyzer=asked)} == {"aligned"} and asked.requests
+    with pytest.raises(ConfigurationError, match=r"'oracle', asks the simulator.*`--allocation`"):
+        weighed(METHODS["oracle"].usual)
+
+
+def test_facts_of_a_method_make_its_recipe_again():
+    for method in METHODS.values():
+        recipe = method.usual
+        made = recipe_of(json.loads(json.dumps(facts_of(recipe))))
+        assert (made.advantage, made.weight) == (recipe.advantage, recipe.weight)
+        assert (made.name, made.state_key, made.place) == (recipe.name, recipe.state_key, recipe.place)
+    with pytest.raises(ConfigurationError, match="'Mine', which is none"):
+        recipe_of({"advantage": {"rule": "Mine"}})
 
 
 def test_a_saved_model_is_loaded_by_its_folder(trained, tmp_path):

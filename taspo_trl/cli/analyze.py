@@ -33,7 +33,11 @@ def parser() -> argparse.ArgumentParser:
         "--model", help="the policy that played: computes shifts and weights (needs save_trajectories=full)"
     )
     made.add_argument("--tokenizer", help="composes the guidance (default: the model's, else an estimate)")
-    made.add_argument("--allocation", choices=["action", "token"], default="action", help="weights by turn or token")
+    made.add_argument(
+        "--allocation",
+        choices=["action", "token"],
+        help="TASPO's weights, by turn or token (default: the run's method)",
+    )
     made.add_argument("-o", "--output", help="folder to write (default: beside what is read, NAME-analysis)")
     return made
 
@@ -68,7 +72,7 @@ def main(arguments: list[str]) -> int:
                 max_guidance_tokens=options.max_guidance_tokens,
                 context_chars=options.context_chars,
                 workers=options.workers,
-                credit=TokenWeights() if options.allocation == "token" else TurnWeights(),
+                credit={None: None, "action": TurnWeights(), "token": TokenWeights()}[options.allocation],
                 on_reply=lambda request, reply: progress.advance(bar),
             )
     finally:
