@@ -15,7 +15,7 @@ from ..analyzer.asking import ask
 from ..analyzer.base import Analyzer, AnalyzerReply, AnalyzerRequest
 from ..analyzer.payloads import judgement_payload
 from ..analyzer.validation import validate_judgement
-from ..generation import Engine, Generation, GenerationRequest
+from ..generation import Engine, Generation, GenerationRequest, SteppedEngine
 from ..markup import THINKING_TAGS
 from ..rollout.templates import ChatRenderer
 from ..seeds import derive_seed
@@ -130,16 +130,19 @@ class PolicyReflector:
 
     def ask(self, trajectory: Trajectory, notes: Sequence[str]) -> Future[Note]:
         found: Future[Note] = Future()
+        uid = f"note-{trajectory.uid}"
         prompt = self._prompt(trajectory, notes)
         if prompt is None:
             found.set_result(Note("", ("does_not_fit",)))
             return found
 
         def finish(done: Future[Generation]) -> None:
+            if isinstance(self._engine, SteppedEngine):
+                self._engine.forget(uid)  # nothing follows: what was kept of it takes room from episodes
             found.set_result(self._note(done, len(prompt)))
 
         try:
-            request = GenerationRequest(tuple(prompt), self._new, f"note-{trajectory.uid}")
+            request = GenerationRequest(tuple(prompt), self._new, uid)
             asked = self._engine.submit(request)
         except Exception as error:  # as in an episode: its own, with its reason
             found.set_result(_failed(error))

@@ -292,6 +292,21 @@ def test_an_engine_that_answers_from_other_threads_gives_the_same_result(rendere
     assert result == evaluate(renderer, ReflexionAgent(3, examples=1))[0]
 
 
+def test_an_engine_keeps_nothing_of_a_note(renderer):
+    class Keeping(Player):
+        is_stepped = False
+        forgotten: tuple[str, ...] = ()
+
+        def step(self) -> bool:
+            return False
+
+        def forget(self, episode_uid: str) -> None:
+            self.forgotten += (episode_uid,)
+
+    _, policy, _ = evaluate(renderer, ReflexionAgent(2, examples=1), policy=Keeping(renderer))
+    assert sorted(policy.forgotten) == ["note-eval-t0-g0-k0", "note-eval-t2-g0-k0"]
+
+
 def test_a_chat_without_words_of_the_user_gets_a_message_of_its_own():
     (system, asked) = ReActAgent(0).open([{"role": "system", "content": "Play."}], [], [])
     assert system == {"role": "system", "content": "Play."} and asked["role"] == "user"
