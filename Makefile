@@ -51,7 +51,7 @@ lock: $(BIN)/python
 	$(BIN)/python requirements/lock.py
 
 audit: $(VENV)/.dev
-	$(BIN)/python -m pip install -q --disable-pip-version-check pip-audit
+	-$(BIN)/python -m pip install -q --disable-pip-version-check --retries 1 pip-audit
 	$(BIN)/python requirements/audit.py
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.util
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -56,20 +57,31 @@ def test_every_locked_file_has_a_hash():
         assert all("--hash=sha256:" in block for block in blocks if "==" in block)
 
 
+CLEAN = {"name": "a", "version": "1", "vulns": []}
+BAD = {"name": "b", "version": "2", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"]}]}
+SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
+
+
 @pytest.mark.parametrize(
-    "said, code, words",
+    "answer, code, words",
     [
         ("requests.exceptions.ConnectionError: HTTPSConnectionPool", 2, "NOTHING WAS CHECKED"),
-        ("Found 1 known vulnerability in 1 package", 1, "Found 1 known"),
-        ("No known vulnerabilities found", 0, "No known"),
+        ("No module named pip_audit", 2, "pip-audit is not installed"),
+        ("a bug", 2, "pip-audit failed: NOTHING WAS CHECKED. a bug"),
+        ([CLEAN], 0, "0 of 1 checked"),
+        ([CLEAN, BAD], 1, "vulnerable: b 2: PYSEC-1, mended in 2.1"),
+        ([CLEAN, SKIPPED], 2, "NOT CHECKED: c"),
+        ([BAD, SKIPPED], 1, "NOT CHECKED: c"),
+        ([SKIPPED], 2, "NOTHING WAS CHECKED"),  # a mirror that knows nothing: pip-audit itself calls that clean
+        ([], 2, "NOTHING WAS CHECKED"),
     ],
 )
-def test_an_audit_that_reaches_nothing_is_none(said, code, words, monkeypatch, capsys):
+def test_an_audit_that_reaches_nothing_is_none(answer, code, words, monkeypatch, capsys):
     audit = script("audit")
-    answer = subprocess.CompletedProcess([], 0 if code == 0 else 1, "", said)
-    monkeypatch.setattr(audit.subprocess, "run", lambda *args, **values: answer)
+    said = ("", answer) if isinstance(answer, str) else (json.dumps({"dependencies": answer}), "")
+    monkeypatch.setattr(audit.subprocess, "run", lambda *args, **values: subprocess.CompletedProcess([], 1, *said))
     assert audit.vulnerabilities(ROOT / "requirements" / "lock.txt") == code
-    assert words in capsys.readouterr().out
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_installation_brings_a_copyleft_package_unasked(capsys):
