@@ -84,7 +84,7 @@ def add_selected_projection(
         # ZeRO-3 notes at a model's first forward which weights it fetches, and expects the same ever after: the head
         # has to be seen in a forward that selects nothing too.
         _ = head.weight
-        outputs = self.base_model(*args, **kwargs)  # looked up at each call: FSDP and PEFT replace it
+        outputs = backbone_of(self)(*args, **kwargs)  # looked up at each call: FSDP and PEFT replace it
         hidden = outputs.last_hidden_state.flatten(0, 1)[selected_positions]  # (N, H)
         cache = getattr(outputs, cache_keyword(self), None) if kwargs.get("use_cache") else None
         if len(selected_positions) == 0:
@@ -181,9 +181,18 @@ def _make_head(weight: Any, bias: Any, scale: float, softcap: float | None, temp
     return Head(weight, bias, scale, softcap, temperature)
 
 
+def backbone_of(model: Any) -> Any:
+    """What stands below the LM head.
+
+    The text classes of Llama 4 and Mllama name the prefix that they have inside the vision-language model, under which
+    they have nothing themselves: transformers' `base_model` is then the model itself.
+    """
+    return getattr(model, "model", model) if model.base_model is model else model.base_model
+
+
 def cache_keyword(model: Any) -> str:
     """The name of the key-value cache argument of the model's backbone: newer transformers renamed it to `cache`."""
-    parameters = inspect.signature(type(model.base_model).forward).parameters
+    parameters = inspect.signature(type(backbone_of(model)).forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"
 
 

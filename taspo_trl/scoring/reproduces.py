@@ -20,7 +20,7 @@ from ..errors import ConfigurationError
 from ..generation.frozen import frozen_mode
 from ..rows import insert_block
 from .paired import PairedRow, continue_from_shared_keys, score_pairs
-from .projection import cache_keyword, selected_forward
+from .projection import backbone_of, cache_keyword, selected_forward
 
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ def _stretched(model: Any, factor: float) -> Iterator[list[None]]:
         output.last_hidden_state = output.last_hidden_state * factor
         return output
 
-    handle = model.base_model.register_forward_hook(stretch)
+    handle = backbone_of(model).register_forward_hook(stretch)
     try:
         yield calls
     finally:

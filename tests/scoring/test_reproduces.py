@@ -43,6 +43,8 @@ CLASSES = {
         WHOLE,
     ),
     "ModernBertDecoder": ({**SMALL, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, REFUSED),
+    # Its `base_model` is the model itself.
+    "Llama4Text": ({**GROUPED, "head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2}, WHOLE),
     "Bert": ({**SMALL, "is_decoder": True}, REFUSED),
 }
 
