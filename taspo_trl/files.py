@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -102,6 +103,43 @@ def remove_folder(folder: str | os.PathLike, trash: str | os.PathLike) -> None:
     shutil.rmtree(target, ignore_errors=True)
 
 
+@dataclass
+class SkippedLines:
+    """Lines of one of our files that cannot be read: left out while reading, counted and named once at the end.
+
+    Args:
+        path (`Path`):
+            The file.
+        what (`str`):
+            What its lines are, in the plural: "trajectory records".
+    """
+
+    path: Path
+    what: str
+    reasons: list[str] = field(default_factory=list)
+    """`line N: why`, in their order."""
+
+    def add(self, number: int, error: object) -> None:
+        """Leave out line `number`, which counts from 1."""
+        why = f"no field {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        self.reasons.append(f"line {number}: {why[:_REASON_CHARS]}")
+
+    def tell(self) -> None:
+        """Say how many lines were left out, and name the first of them."""
+        if self.reasons:
+            rest = len(self.reasons) - _NAMED_LINES
+            logger.warning(
+                "%s: %d of its lines are no %s and are skipped (%s%s).",
+                self.path,
+                len(self.reasons),
+                self.what,
+                "; ".join(self.reasons[:_NAMED_LINES]),
+                f"; and {rest} more" if rest > 0 else "",
+            )
+
+
+_NAMED_LINES = 5
+_REASON_CHARS = 200
 _told: set[tuple[str, str]] = set()
 
 

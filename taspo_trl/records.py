@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RecordError
-from .files import replacing
+from .files import SkippedLines, replacing
 from .redaction import redactor
 from .types import (
     Block,
@@ -77,26 +77,41 @@ def write_records(path: str | os.PathLike, records: Iterable[TrajectoryRecord], 
             file.write("\n")
 
 
-def read_records(path: str | os.PathLike) -> Iterator[TrajectoryRecord]:
+def read_records(path: str | os.PathLike, is_quiet: bool = False) -> Iterator[TrajectoryRecord]:
     """Read the records of a file, or of all `*.jsonl` files of a folder in the order of their names.
 
+    A line that is no record of a version that this package reads is left out; a warning counts and names such lines.
+
+    Args:
+        path (`str` or `PathLike`):
+            The file or folder.
+        is_quiet (`bool`, *optional*, defaults to `False`):
+            Whether to leave the warning out, for a second reading.
+
     Raises:
-        RecordError: a line is no record of a version that this package reads; the message names file and line.
+        RecordError: there is no file, or one in which no line is a record; the message names file and line.
     """
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
         raise RecordError(f"{path} holds no trajectory files (*.jsonl).")
     for file in files:
+        skipped, num_read = SkippedLines(file, "trajectory records"), 0
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
                 try:
-                    yield from_json(json.loads(line))
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    cause = f"no field {error}" if isinstance(error, KeyError) else error
-                    raise RecordError(f"{file}, line {number}: {cause}") from error
+                    record = from_json(json.loads(line))
+                except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                    skipped.add(number, error)
+                    continue
+                num_read += 1
+                yield record
+        if skipped.reasons and not num_read:
+            raise RecordError(f"{file}, {skipped.reasons[0]}")
+        if not is_quiet:
+            skipped.tell()
 
 
 def to_json(

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from taspo_trl.checkpoints import checkpoint_to_resume, checkpoints_of, fault_of, last_checkpoint, step_of
+from taspo_trl.checkpoints import (
+    checkpoint_to_resume,
+    checkpoints_of,
+    fault_of,
+    last_checkpoint,
+    step_of,
+    weights_digest,
+)
 from taspo_trl.errors import ConfigurationError
 from tests.checkpoints import put_checkpoint
 
@@ -15,6 +22,17 @@ def cut(path, share=0.5):
 
 
 NAMES = ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"]
+
+
+def test_other_weights_have_another_name_wherever_they_lie(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(5_000_000))
+    with open(tmp_path / "c" / "model.safetensors", "r+b") as file:
+        file.seek(2_500_000)
+        file.write(b"x")
+    a, b, c = (weights_digest(tmp_path / name) for name in ("a", "b", "c"))
+    assert a == b != c and weights_digest(tmp_path) is None and weights_digest("org/model") is None
 
 
 def test_whole_checkpoint_has_no_fault(tmp_path):

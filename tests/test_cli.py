@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from taspo_trl.checkpoints import weights_digest
 from taspo_trl.cli import COMMANDS, main
 from taspo_trl.cli.folders import check_model
 from taspo_trl.cli.sources import environment_factory, imported, json_arguments
@@ -154,6 +155,7 @@ def test_eval_plays_each_task_once_and_says_what_it_was(run, tmp_path, capsys):
     assert result.settings["environment"] == "household" and result.settings["split"] == "valid_seen"
     assert {"taspo_trl", "torch", "transformers"} <= set(result.settings["versions"])
     assert result.settings["date_string"] is None  # its template prints none
+    assert result.settings["weights"] == weights_digest(run), "a run made anew in the folder is another one"
     assert len(result.settings["tasks_digest"]) == 16 and result.settings["seed"] == 0
     for text in ("micro mean", "macro mean", "Wilson", "turns", "ends:"):
         assert text in printed

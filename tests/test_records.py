@@ -301,14 +301,16 @@ def lines(*changes):
         (json.dumps(to_json(full_record()) | {"credit": 3}), "int"),
     ],
 )
-def test_broken_line_is_named_with_file_and_line(tmp_path, broken, message):
+def test_broken_line_is_left_out_counted_and_named(tmp_path, caplog, broken, message):
     path = tmp_path / "records.jsonl"
     path.write_text("\n".join(lines(broken)), encoding="utf-8")
-    reading = read_records(path)
-    assert next(reading) == without_prompt_ids(minimal_record())
-    with pytest.raises(RecordError, match=r"records\.jsonl, line 3: ") as caught:
-        next(reading)
-    assert message in str(caught.value)
+    assert list(read_records(path)) == [without_prompt_ids(minimal_record())] * (len(lines(broken)) - 2)
+    (told,) = [one.getMessage() for one in caplog.records]
+    assert f"{path}: 1 of its lines are no trajectory records and are skipped (line 3: " in told and message in told
+    path.write_text(broken, encoding="utf-8")
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 1: ") as caught:
+        list(read_records(path))
+    assert message in str(caught.value), "a file without any record is no empty run"
 
 
 def test_line_of_broken_bytes_is_named_too(tmp_path):

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints import weights_digest
 from ..errors import ConfigurationError
 from ..redaction import without_credentials
 from .agents import add_agent_options, agent_of, reflector_of, reply_format
@@ -162,6 +163,7 @@ def _facts(options: argparse.Namespace, model: str, arguments: dict, renderer: A
 
     return {
         "model": model,
+        "weights": weights_digest(model),
         "engine": "vllm" if options.vllm_server else "transformers",
         "environment": options.environment,
         "environment_kwargs": without_credentials(arguments),
@@ -198,7 +200,7 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
         rows = [[family, *_cells(rate)] for family, rate in result.families().items()]
         macro, low, high = result.macro()
         rows += [
-            ["macro mean", str(len(result.families())), f"{macro:.1%}", f"{low:.1%} – {high:.1%} (bootstrap)"],
+            ["macro mean", str(len(result.families())), f"{macro:.1%}", f"{low:.1%} – {high:.1%}"],
             ["micro mean", *_cells(result.overall())],
         ]
         _print_table(title, ["family", "n", "success", "95 % interval (Wilson)"], rows, as_markdown)

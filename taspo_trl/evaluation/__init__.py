@@ -4,7 +4,7 @@ from .agents import AGENTS, EvaluationAgent, PlainAgent, ReActAgent, ReflexionAg
 from .notes import AnalyzerReflector, PolicyReflector, Reflector
 from .play import distinct_ids, evaluate_tasks, evaluation_facts, refuse_repeated, tasks_digest
 from .results import Attempt, Comparison, EvaluationResult, Note, Play, compare, refuse_other_result
-from .statistics import Rate, bootstrap_macro, wilson_rate
+from .statistics import Rate, macro_rate, wilson_rate
 
 
 __all__ = [
@@ -23,11 +23,11 @@ __all__ = [
     "Reflector",
     "ReflexionAgent",
     "RetryAgent",
-    "bootstrap_macro",
     "compare",
     "distinct_ids",
     "evaluate_tasks",
     "evaluation_facts",
+    "macro_rate",
     "refuse_other_result",
     "refuse_repeated",
     "tasks_digest",

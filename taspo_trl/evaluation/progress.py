@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..files import write_text
+from ..files import SkippedLines, write_text
 from ..redaction import without_secrets
 from .results import Attempt, Play, attempt_from_json, play_from_json
 
@@ -43,11 +43,7 @@ class Record:
         Raises:
             ConfigurationError: the file belongs to other settings.
         """
-        for data in _read_lines(path, facts):
-            try:
-                self._take(data)
-            except (ValueError, TypeError, KeyError):
-                continue  # the cut line of a killed run
+        _read_lines(path, facts, self._take)
         self._path = path
         for play in self._finished():
             self._tell(play)
@@ -111,12 +107,15 @@ class Record:
             self._families[key] = data["family"]
 
 
-def _read_lines(path: Path, facts: Mapping[str, Any]) -> list[Any]:
-    """What stands in the file behind its first line, which names the settings; starts the file when there is none."""
+def _read_lines(path: Path, facts: Mapping[str, Any], take: Callable[[Any], None]) -> None:
+    """Give `take` each line behind the first, which names the settings; starts the file when there is none.
+
+    The last line of a killed run may be cut; such lines, and those that `take` cannot read, are left out.
+    """
     header = json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
     if not path.exists() or path.stat().st_size == 0:
         write_text(path, header + "\n")
-        return []
+        return
     text = path.read_text(encoding="utf-8", errors="replace")  # a kill may cut a character in two
     lines = text.split("\n")  # and at nothing else: JSON leaves other line separators in its strings
     if lines[0] != header:
@@ -126,10 +125,12 @@ def _read_lines(path: Path, facts: Mapping[str, Any]) -> list[Any]:
     if not text.endswith("\n"):  # killed while writing: the next play must start a line of its own
         with open(path, "a", encoding="utf-8") as file:
             file.write("\n")
-    found = []
-    for line in lines[1:]:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
+    skipped = SkippedLines(path, "finished plays, which are played again,")
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
             continue
-    return found
+        try:
+            take(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            skipped.add(number, error)
+    skipped.tell()

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from ..files import write_text
 from ..redaction import without_secrets
 from ..types import StopReason
-from .statistics import Rate, bootstrap_macro, mean, wilson_rate
+from .statistics import Rate, macro_rate, mean, wilson_rate
 
 
 RESULT_VERSION = 2
@@ -163,11 +163,11 @@ class EvaluationResult:
         return {family: wilson_rate(by_family[family]) for family in sorted(by_family)}
 
     def macro(self) -> tuple[float, float, float]:
-        """(mean of the families' rates, low, high) with a stratified bootstrap interval."""
-        by_family: dict[str, list[float]] = defaultdict(list)
+        """(mean of the families' rates, low, high) whose interval combines the families' Wilson intervals."""
+        by_family: dict[str, list[bool]] = defaultdict(list)
         for play in self.usable:
-            by_family[play.family].append(float(play.success))
-        return bootstrap_macro([by_family[family] for family in sorted(by_family)])
+            by_family[play.family].append(play.success)
+        return macro_rate([by_family[family] for family in sorted(by_family)])
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers, as a trainer logs them."""
@@ -302,7 +302,7 @@ def compare(first: EvaluationResult, second: EvaluationResult, family: str | Non
 def refuse_other_result(path: str | os.PathLike, facts: Mapping[str, Any]) -> None:
     """Raise where `path` holds a result that another evaluation would overwrite.
 
-    The versions of libraries make no other evaluation, nor do other weights under the same name.
+    The versions of libraries make no other evaluation.
 
     Args:
         path (`str` or `PathLike`):

@@ -47,23 +47,28 @@ def wilson_rate(outcomes: Sequence[bool], confidence: float = 0.95) -> Rate:
     return Rate(sum(outcomes), len(outcomes), float(interval.low), float(interval.high))
 
 
-def bootstrap_macro(
-    strata: Sequence[Sequence[float]], confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
-    """(macro mean, low, high): the mean of the strata's means, resampling within each stratum."""
-    import numpy as np
+def macro_rate(strata: Sequence[Sequence[bool]], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(macro mean, low, high): the mean of the strata's success rates, with an interval that is never a point.
 
-    strata = [stratum for stratum in strata if len(stratum)]
-    if not strata:
+    The strata's Wilson intervals are combined by the distances of their ends from the rates (MOVER; Zou and Donner,
+    2008): a stratum of successes only, or of failures only, is as uncertain as its size says. Resampling it would draw
+    the same outcome for ever.
+
+        low = mean(p_i) - sqrt(sum((p_i - l_i)^2)) / k
+
+    Args:
+        strata (`Sequence[Sequence[bool]]`):
+            The outcomes of each stratum; empty ones do not count.
+        confidence (`float`, *optional*, defaults to `0.95`):
+            Of the interval.
+    """
+    rates = [wilson_rate(stratum, confidence) for stratum in strata if len(stratum)]
+    if not rates:
         return math.nan, math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    value = float(np.mean([np.mean(stratum) for stratum in strata]))
-    means = np.zeros(num_resamples)
-    for stratum in strata:
-        data = np.asarray(stratum, dtype=np.float64)
-        means += data[rng.integers(0, len(data), (num_resamples, len(data)))].mean(axis=1)
-    low, high = np.quantile(means / len(strata), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return value, float(low), float(high)
+    value = mean([one.value for one in rates])
+    below = math.sqrt(math.fsum((one.value - one.low) ** 2 for one in rates)) / len(rates)
+    above = math.sqrt(math.fsum((one.high - one.value) ** 2 for one in rates)) / len(rates)
+    return value, max(0.0, value - below), min(1.0, value + above)
 
 
 def mean(values: Sequence[float]) -> float:

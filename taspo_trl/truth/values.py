@@ -17,7 +17,7 @@ from typing import Any
 
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError, ReplayError
-from ..files import write_text
+from ..files import SkippedLines, write_text
 from ..generation import Engine, SamplingSettings
 from ..redaction import without_secrets
 from ..rollout.contexts import ChatRenderer
@@ -273,20 +273,26 @@ def _read_progress(
     if not path.exists() or path.stat().st_size == 0:
         write_text(path, header + "\n")
         return {}, 0
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     if lines[0] != header:
         raise ConfigurationError(
             f"{path} holds the values of other episodes or settings. Delete it, or choose another output."
         )
     done: dict[State, tuple[float, ...]] = {}
     num_replies = 0
-    for line in lines[1:-1]:  # behind the last line break stands nothing, or a line that a kill has cut
+    skipped = SkippedLines(path, "measured states, which are played again,")
+    for number, line in enumerate(lines[1:], 2):  # the last one of a killed run may be cut
+        if not line.strip():
+            continue
         try:
             data = json.loads(line)
-        except ValueError:
+            states = {(uid, t): tuple(values) for uid, t, values in data["states"]}
+            num_replies += data["replies"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            skipped.add(number, error)
             continue
-        num_replies += data["replies"]
-        done |= {(uid, t): tuple(values) for uid, t, values in data["states"]}
+        done |= states
+    skipped.tell()
     if lines[-1]:
         with open(path, "a", encoding="utf-8") as file:
             file.write("\n")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.evaluation import EvaluationResult, Play, bootstrap_macro, compare, evaluate_tasks, wilson_rate
+from taspo_trl.evaluation import EvaluationResult, Play, compare, evaluate_tasks, macro_rate, wilson_rate
 from taspo_trl.generation import SamplingSettings
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings
@@ -208,6 +208,17 @@ def test_a_line_that_was_cut_by_a_kill_is_played_again(renderer, tmp_path, cut):
     assert evaluate(renderer, progress_path=path)[2].counts["reset"] == 0, "and the file is whole again"
 
 
+def test_broken_lines_of_the_progress_are_left_out_counted_and_named(renderer, tmp_path, caplog):
+    path = tmp_path / "progress.jsonl"
+    whole, _, _ = evaluate(renderer, progress_path=path)
+    header, first, *rest = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([header, first[:20], '{"task_id": 1}', "[]", *rest, ""]), encoding="utf-8")
+    resumed, _, ledger = evaluate(renderer, progress_path=path)
+    assert resumed == whole and ledger.counts["reset"] == 1
+    (told,) = [one.getMessage() for one in caplog.records if "skipped" in one.getMessage()]
+    assert f"{path}: 3 of its lines are no finished plays" in told and "(line 2: " in told and "; line 4: " in told
+
+
 def test_a_kill_inside_a_character_is_survived(renderer, tmp_path):
     path = tmp_path / "progress.jsonl"
     rows = [{"task_id": "größe"}, {"task_id": "b"}]
@@ -359,22 +370,25 @@ def test_micro_and_macro_means_of_unequal_families():
     assert "success/pick" not in result_of(pick="110").metrics(), "one family is the whole"
 
 
-def test_the_bootstrap_resamples_within_strata_and_agrees_with_its_exact_distribution():
-    # Two strata of one outcome each never vary; 1 of 2 beside 1 of 1: means 0.5, 0.75, 1 with chances 1/4, 1/2, 1/4.
-    assert bootstrap_macro([[1.0], [0.0]]) == (0.5, 0.5, 0.5)
-    assert bootstrap_macro([[1.0, 0.0], [1.0]]) == (0.75, 0.5, 1.0)
-    assert all(math.isnan(value) for value in bootstrap_macro([]))
-    assert bootstrap_macro([[], [1.0]]) == (1.0, 1.0, 1.0)
+def test_the_interval_of_a_macro_mean_is_never_a_point():
+    # One stratum: its Wilson interval. Ten failures: 0 to 0.2775; two such strata: 0 to 0.2775 * sqrt(2) / 2.
+    assert macro_rate([[True, False]]) == pytest.approx(
+        (0.5, wilson_rate([True, False]).low, wilson_rate([True, False]).high)
+    )
+    assert macro_rate([[False] * 10]) == pytest.approx((0.0, 0.0, 0.27753), abs=1e-4)
+    assert macro_rate([[False] * 10] * 2) == pytest.approx((0.0, 0.0, 0.19624), abs=1e-4)
+    assert macro_rate([[False] * 10, [True] * 10]) == pytest.approx((0.5, 0.36124, 0.63876), abs=1e-4)
+    assert macro_rate([[], [True]])[0] == 1.0
+    assert all(math.isnan(value) for value in macro_rate([]))
 
 
-def test_the_bootstrap_agrees_with_the_normal_approximation_and_with_itself():
+def test_the_interval_of_a_macro_mean_agrees_with_the_normal_approximation():
     # Variance of the macro mean: 1/4 * (0.5 * 0.5 / 100 + 0.8 * 0.2 / 100), its root 0.03202; 1.96 of them 0.06275.
-    strata = [[1.0] * 50 + [0.0] * 50, [1.0] * 80 + [0.0] * 20]
-    value, low, high = bootstrap_macro(strata)
+    strata = [[True] * 50 + [False] * 50, [True] * 80 + [False] * 20]
+    value, low, high = macro_rate(strata)
     assert value == pytest.approx(0.65)
     assert (low, high) == pytest.approx((0.65 - 0.06275, 0.65 + 0.06275), abs=0.006)
-    assert bootstrap_macro(strata) == (value, low, high)
-    narrow = bootstrap_macro(strata, confidence=0.5)
+    narrow = macro_rate(strata, confidence=0.5)
     assert low < narrow[1] < narrow[2] < high
 
 
