@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,8 +163,9 @@ def analyze(
     stage = GuidanceStage(construction, workers, recipe.wanted, context=context)
     found = _Found()
     try:
+        _check(files, folder, scorer[0] if scorer is not None else None, temperature)
         for file in files:
-            records, calls = _guided(list(read_records(file)), stage, file)
+            records, calls = _guided(list(read_records(file, is_quiet=True)), stage)
             if scorer is not None:
                 records = _weighed(
                     records,
@@ -188,6 +188,31 @@ def analyze(
     return analysis
 
 
+def _check(files: Sequence[Path], folder: Path, model: Any, temperature: float) -> None:
+    """What would fail once the analyzer has been paid fails before: records, model, place of the output."""
+    from .scoring.saved import projecting, require_scorable
+
+    seen: dict[str, Path] = {}
+    size = None if model is None else getattr(model.config.get_text_config(), "vocab_size", None)
+    for file in files:
+        for record in read_records(file):
+            uid = record.trajectory.uid
+            if uid in seen:
+                where = "twice" if seen[uid] == file else f"that {seen[uid].name} has too"
+                raise RecordError(f"{file} holds trajectory {uid!r} {where}. Analyze each run on its own.")
+            seen[uid] = file
+            if model is not None:
+                require_scorable(record.trajectory, size)
+    if model is not None:
+        with projecting(model, temperature):
+            pass
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(
+            f"Nothing can be written to {folder}, where the analysis goes. Choose another `output`."
+        )
+
+
 @dataclass
 class _Found:
     """What the summary needs of all files, without the prompts, which are most of their size."""
@@ -208,8 +233,6 @@ class _Found:
         self.groups += len({(record.rollout, record.group_id) for record in records})
         for record in records:
             uid = record.trajectory.uid
-            if uid in self.guidance:
-                raise RecordError(f"{file.name} holds trajectory {uid!r} a second time. Analyze each run on its own.")
             turns = tuple(replace(turn, prompt_ids=()) for turn in record.trajectory.turns)
             self.trajectories.append(replace(record.trajectory, turns=turns))
             self.advantages.append(advantages[uid])
@@ -231,13 +254,8 @@ class _Found:
         return values | (credit_metrics(self.credits, self.trajectories) if has_scores else {})
 
 
-def _guided(
-    records: list[TrajectoryRecord], stage: GuidanceStage, file: Path
-) -> tuple[list[TrajectoryRecord], tuple[Call, ...]]:
+def _guided(records: list[TrajectoryRecord], stage: GuidanceStage) -> tuple[list[TrajectoryRecord], tuple[Call, ...]]:
     """The records with new guidance in place of what they had, and the analyzer calls that it took."""
-    repeated = [uid for uid, count in Counter(r.trajectory.uid for r in records).items() if count > 1]
-    if repeated:
-        raise RecordError(f"{file} holds trajectory {repeated[0]!r} twice. Analyze each run on its own.")
     for group in _groups(records).values():
         stage.submit(group)
     batch = stage.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,38 @@ def test_a_model_whose_forward_is_not_ours_is_refused_before_it_scores(trained, 
     assert trained.model.__dict__.get("forward") is before
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("prompt ids", 'save_trajectories="full"'),
+        ("vocabulary", "the token id 50, but the model knows 12 ids"),
+        ("output", "can be written"),
+    ],
+)
+def test_what_would_fail_at_the_end_fails_before_the_analyzer_is_asked(tmp_path, monkeypatch, fault, message):
+    group = outcomes(1, 0)
+    members = [
+        replace(one, turns=tuple(replace(turn, prompt_ids=(3, 50)) for turn in one.turns))
+        for one in group.trajectories
+    ]
+    records = [TrajectoryRecord(one, group.group_id, 0, 0) for one in members]
+    write_records(tmp_path / "t.jsonl", records, with_prompt_ids=fault != "prompt ids")
+    if fault == "output":
+        monkeypatch.setattr("taspo_trl.analyze.os.access", lambda *_: False)
+    analyzer, model = Counting(), tiny.model(**{"vocab_size": 12} if fault == "vocabulary" else {})
+    with pytest.raises(ConfigurationError, match=message):
+        analyze(tmp_path / "t.jsonl", analyzer=analyzer, model=model, tokenizer=tiny.tokenizer())
+    assert not analyzer.requests
+
+
+def test_a_broken_line_costs_itself_and_is_told_once(tmp_path, caplog):
+    path = write(tmp_path / "t.jsonl", outcomes(1, 0))
+    path.write_text(path.read_text(encoding="utf-8") + '{"version": 2, "uid"\n', encoding="utf-8")
+    assert analyze(path).metrics["trajectories"] == 2
+    assert [one.getMessage() for one in caplog.records if "are skipped (line 3: " in one.getMessage()] != []
+    assert caplog.text.count("are skipped") == 1
+
+
 def test_only_groups_that_can_use_guidance_are_asked_about(tmp_path):
     groups = [outcomes(*rewards, group_id=f"g{k}") for k, rewards in enumerate([(0, 0), (1, 1), (1, 0), (1, 1, 0)])]
     analyzer = Counting()
@@ -235,7 +268,7 @@ def test_several_runs_in_one_analysis_are_refused(tmp_path):
         analyze(write(tmp_path / "t.jsonl", group, group))
     for name in ("a", "b"):
         write(tmp_path / "in" / f"{name}.jsonl", group)
-    with pytest.raises(RecordError, match="a second time"):
+    with pytest.raises(RecordError, match=r"'g0-k0' that a\.jsonl has too"):
         analyze(tmp_path / "in")
 
 

@@ -56,11 +56,7 @@ def score_saved(
     is_plain = scope is not None and "" in scope.blocks
     guided = {t.uid: t for t in trajectories if is_plain or guidance.get(t.uid)}
     for t in guided.values():
-        if any(turn.reply_ids and not turn.prompt_ids for turn in t.turns):
-            raise ConfigurationError(
-                f"The record of {t.uid} holds no prompt ids, so it cannot be scored. Train with "
-                '`save_trajectories="full"` to keep them, or analyze without a model.'
-            )
+        require_scorable(t)
     rows = [row for t in guided.values() for row in build_rows(t)]
     plan = plan_pairs(rows, guided, guidance, window_of(model), scope)
     with ExitStack() as stack:
@@ -71,6 +67,29 @@ def score_saved(
         logps = score_pairs(model, plan.pairs, max_tokens=max_tokens, pad_token_id=pad_token_id, teacher=teacher)
     scores = turn_scores(plan, logps)
     return {uid: scores_of(t, scores) for uid, t in guided.items()}
+
+
+def require_scorable(trajectory: Trajectory, vocab_size: int | None = None) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] for a saved trajectory that a model cannot score.
+
+    Args:
+        trajectory (`Trajectory`):
+            As it was read.
+        vocab_size (`int`, *optional*):
+            Token ids that the model knows.
+    """
+    if any(turn.reply_ids and not turn.prompt_ids for turn in trajectory.turns):
+        raise ConfigurationError(
+            f"The record of {trajectory.uid} holds no prompt ids, so it cannot be scored. Train with "
+            '`save_trajectories="full"` to keep them, or analyze without a model.'
+        )
+    if vocab_size is not None:
+        largest = max((max(*turn.prompt_ids, *turn.reply_ids, 0, 0) for turn in trajectory.turns), default=0)
+        if largest >= vocab_size:
+            raise ConfigurationError(
+                f"The record of {trajectory.uid} holds the token id {largest}, but the model knows {vocab_size} ids: "
+                "another model has sampled it. Score with that one."
+            )
 
 
 @contextmanager
