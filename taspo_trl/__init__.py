@@ -13,13 +13,14 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .config import TASPOConfig
+    from .reporting.progress import StepBar
     from .trainer import TASPOTrainer
 
-__all__ = ["TASPOConfig", "TASPOTrainer", "__version__"]
+__all__ = ["StepBar", "TASPOConfig", "TASPOTrainer", "__version__"]
 
 redact_log(__name__)
 
-_HOMES = {"TASPOConfig": "config", "TASPOTrainer": "trainer"}
+_HOMES = {"StepBar": "reporting.progress", "TASPOConfig": "config", "TASPOTrainer": "trainer"}
 
 
 def __getattr__(name: str):

@@ -149,10 +149,11 @@ def from_json(data: Mapping[str, Any]) -> TrajectoryRecord:
         raise RecordError(f"record version {version!r} is none of the {READ_VERSIONS} that this taspo_trl reads.")
     data = as_newest(data)
     names = [one.name for one in fields(Trajectory)]
-    values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening", "seed")}
+    values = {name: data[name] for name in names if name not in ("turns", "stop_reason", "opening", "seed", "verdict")}
     trajectory = Trajectory(
         **values,
         seed=data.get("seed"),
+        verdict=data.get("verdict", ""),
         stop_reason=StopReason(data["stop_reason"]),
         opening=tuple(data["opening"]),
         turns=tuple(_turn_from_json(turn) for turn in data["turns"]),

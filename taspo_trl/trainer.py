@@ -39,12 +39,17 @@ from .generation.checks import check_unquantized
 from .loss.batches import LossRow
 from .loss.distillation.compose import distillation_loss, update_distribution
 from .loss.objective import clip_shares, taspo_loss, token_sums
+from .records import TrajectoryRecord
 from .reporting.alerts import Alerts
 from .reporting.card_facts import RunParts, environment_name, write_model_card
+from .reporting.first_batch import FirstBatch
 from .reporting.hub import Pushes, what_may_leave
+from .reporting.idle import grouped
 from .reporting.metrics import update_metrics
+from .reporting.progress import can_draw, instead_of_dictionaries
 from .reporting.trackers import Trackers
 from .reporting.trackio import log_traces
+from .reporting.turn_tables import log_turns, tables_wanted
 from .rollout.contexts import ChatRenderer
 from .rollout.groups import Collector
 from .rollout.rewards import RewardFunction
@@ -245,6 +250,7 @@ class TASPOTrainer(GRPOTrainer):
                 quantization_config=quantization_config,
                 peft_config=peft_config,
             )
+        instead_of_dictionaries(self)
         self.beta = args.beta
         check_parallelism(self.accelerator.parallelism_config)
         if args.fp16 and has_adapter:
@@ -288,9 +294,11 @@ class TASPOTrainer(GRPOTrainer):
         self._finite_steps = FiniteSteps(args.max_nonfinite_steps, self.accelerator)
         self._checkpoints = CheckpointWriter(args, self.accelerator)
         self._alerts = Alerts()
+        self._first_batch = FirstBatch(self.experience_maker.settings.recipe, args.output_dir)
         self._trackers = Trackers(args.tracker_timeout)
         self._trackers.guard(self.callback_handler.callbacks)
         self._buffer: Buffer | None = None
+        self._unlogged: dict[str, list[TrajectoryRecord]] = {}
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._clip_shares: list[torch.Tensor] = []
         self._update_seconds = 0.0
@@ -430,8 +438,10 @@ class TASPOTrainer(GRPOTrainer):
         log_experience(experience, self.state, self._metrics["train"], self._logs)
         if self.is_world_process_zero():
             self._alerts.note([one.trajectory for one in experience.records], experience.advantages)
+            self._first_batch.look(experience.records, experience.advantages)
         if self.accelerator.is_main_process:
             self._trackers.call("trackio", log_traces, self.args, experience.records, self.state.global_step)
+            self._unlogged = dict.fromkeys(tables_wanted(self.args), experience.records)
         return experience.micro_batches
 
     def _update(self, model: Any, micro_batches: list[list[LossRow]], num_items_in_batch: Any) -> torch.Tensor:
@@ -613,10 +623,16 @@ class TASPOTrainer(GRPOTrainer):
                 write_state(self.state, path)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in grouped(metrics):
+            metrics[name] = metrics.pop(name)
         place = Path(self.args.output_dir, "completions", "")
         with spared("tables of completions", place), self._trackers.tables(self.args.report_to or ()):
             super().log(logs, start_time)
-        self._metrics["train" if self.model.training else "eval"].clear()
+        metrics.clear()
+        for name in list(self._unlogged):
+            records = self._unlogged.pop(name)
+            self._trackers.call(name, log_turns, name, self.args, records, self.state.global_step)
 
     # ---- publishing ------------------------------------------------------------------------------------------------
 
@@ -732,7 +748,8 @@ class TASPOTrainer(GRPOTrainer):
     def _progress(self, total: int, name: str) -> tqdm:
         """A bar over episodes; appears only when a batch takes long."""
         is_quiet = self.args.disable_tqdm or not self.accelerator.is_local_main_process
-        return tqdm(total=total, desc=name, unit="episode", leave=False, delay=5.0, disable=is_quiet)
+        pace = 0.1 if can_draw() else 60.0  # in a file each redrawing is a line
+        return tqdm(total=total, desc=name, unit="episode", leave=False, delay=5.0, mininterval=pace, disable=is_quiet)
 
     def close(self) -> None:
         """Close environments, worker threads and the analyzer. May be called twice; do not train afterwards."""

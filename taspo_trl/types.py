@@ -136,6 +136,8 @@ class Trajectory:
     seconds: float = 0.0
     seed: int | None = None
     """What `reset` was given; with the task and the actions it replays the episode."""
+    verdict: str = ""
+    """What `info["success"]` was: `"bool"`, another type's name (it counts as False), or empty = it never came."""
 
     @property
     def is_usable(self) -> bool:

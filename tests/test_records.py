@@ -77,6 +77,7 @@ def full_record():
             error="none really",
             seconds=1.5,
             seed=17,
+            verdict="bool",
         ),
         group_id="r0-g0",
         rollout=7,

@@ -76,7 +76,7 @@ def verdict(info: Mapping[str, Any], name: str, environment: Any, default: bool)
     if value is None:
         return default
     if not isinstance(value, bool):
-        kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+        kind = kind_of(value)
         warnings.warn(
             f'`{type(environment).__name__}` gave `info["{name}"]` as a {kind}, which counts as '
             "False: only `True` itself is a yes. Return `bool(...)`.",
@@ -84,6 +84,22 @@ def verdict(info: Mapping[str, Any], name: str, environment: Any, default: bool)
             stacklevel=2,
         )
     return value is True
+
+
+def verdict_kind(before: str, info: Mapping[str, Any]) -> str:
+    """What an episode's `info["success"]` has been so far: see [`~taspo_trl.types.Trajectory`].
+
+    Another type than `bool` is remembered, however often a real one comes: it is what has to be mended.
+    """
+    value = info.get("success")
+    if value is None or before not in ("", "bool"):
+        return before
+    return kind_of(value)
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's type, with its module where that is not Python's own."""
+    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
 
 
 def messages(info: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

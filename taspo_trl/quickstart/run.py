@@ -149,12 +149,10 @@ def _advance(bar: Any, loss: float) -> None:
 
 def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any) -> Any:
     import torch
-    from transformers import PrinterCallback, ProgressCallback
 
     from .. import TASPOConfig, TASPOTrainer
     from ..config import has_bf16_cpu, has_bf16_gpu
     from ..environments import HouseholdEnvironment
-    from .progress import StepBar
 
     is_tiny = settings.model == "tiny"
     num_steps = settings.num_steps or (4 if settings.fast else 60 if is_tiny else 8)
@@ -183,7 +181,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
         report_to="none",
     )
     size = settings.num_tasks or (24 if settings.fast else None if is_tiny else 66)
-    trainer = TASPOTrainer(
+    return TASPOTrainer(
         model=model,
         args=args,
         processing_class=tokenizer,
@@ -194,11 +192,7 @@ def _trainer(settings: Quickstart, model: Any, tokenizer: Any, peft_config: Any)
         },
         environment_factory=HouseholdEnvironment,
         peft_config=peft_config,
-        callbacks=[StepBar()],
     )
-    for noisy in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(noisy)
-    return trainer
 
 
 def _evaluations(trainer: Any, kind: str = "") -> dict[str, EvaluationResult]:

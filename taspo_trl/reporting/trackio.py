@@ -43,9 +43,9 @@ def log_traces(args: Any, records: Sequence[TrajectoryRecord], step: int) -> boo
     Returns:
         `bool`: whether anything was logged.
     """
-    if not records or not _is_reported(args):
+    if not records or not is_reported(args):
         return False
-    if _leaves(args) and not args.hub_push_trajectories:
+    if leaves(args) and not args.hub_push_trajectories:
         logger.info("trackio gets no trajectories: its logs go elsewhere, and `hub_push_trajectories` is not set.")
         return False
     import trackio
@@ -53,7 +53,7 @@ def log_traces(args: Any, records: Sequence[TrajectoryRecord], step: int) -> boo
     if not hasattr(trackio, "Trace") or trackio.context_vars.current_run.get() is None:
         logger.info("trackio gets no trajectories: it has no traces (before 0.25) or no run.")
         return False
-    shown = _firsts(records) if getattr(args, "log_unique_prompts", False) else records
+    shown = firsts(records) if getattr(args, "log_unique_prompts", False) else records
     takes_spans = "spans" in inspect.signature(trackio.Trace).parameters
     traces = []
     for record in shown:
@@ -66,7 +66,7 @@ def log_traces(args: Any, records: Sequence[TrajectoryRecord], step: int) -> boo
 @contextlib.contextmanager
 def traces_kept_here(args: Any) -> Iterator[None]:
     """While a push runs, keep trackio from copying logs with episodes into a Space, as it does after any push."""
-    if not _is_reported(args) or _leaves(args) or args.hub_push_trajectories:
+    if not is_reported(args) or leaves(args) or args.hub_push_trajectories:
         yield
         return
     kept, args.trackio_static_space_id = args.trackio_static_space_id, False
@@ -99,7 +99,7 @@ def trace_content(record: TrajectoryRecord) -> dict[str, Any]:
     if guidance is not None:
         metadata["construction"] = guidance.construction
         metadata |= {"guidance": guidance.text} if guidance else {"no_guidance": guidance.abstain_reason}
-    return _clean(
+    return cleaned(
         {
             "messages": [*opening, *completion],
             "metadata": metadata,
@@ -133,7 +133,7 @@ def _without_spans(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name != "spans"}
 
 
-def _firsts(records: Iterable[TrajectoryRecord]) -> list[TrajectoryRecord]:
+def firsts(records: Iterable[TrajectoryRecord]) -> list[TrajectoryRecord]:
     """The first record of each group."""
     by_group: dict[str, TrajectoryRecord] = {}
     for record in records:
@@ -141,11 +141,12 @@ def _firsts(records: Iterable[TrajectoryRecord]) -> list[TrajectoryRecord]:
     return list(by_group.values())
 
 
-def _is_reported(args: Any) -> bool:
+def is_reported(args: Any) -> bool:
+    """Whether the run reports to trackio."""
     return "trackio" in (args.report_to or ())
 
 
-def _leaves(args: Any) -> bool:
+def leaves(args: Any) -> bool:
     """Whether trackio's logs go to a Space, a bucket, a data set or a server."""
     fields = (args.push_to_hub, args.trackio_space_id, args.trackio_static_space_id, args.trackio_bucket_id)
     return any(fields) or any(os.environ.get(name) for name in _DESTINATIONS)
@@ -155,12 +156,12 @@ def _rounded(values: Iterable[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def _clean(value: Any, redact: Callable[[str], str]) -> Any:
+def cleaned(value: Any, redact: Callable[[str], str]) -> Any:
     """`value` without secrets, and without half surrogates, which no JSON writer of trackio takes."""
     if isinstance(value, str):
         return redact(value).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {str(key): _clean(inner, redact) for key, inner in value.items()}
+        return {str(key): cleaned(inner, redact) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(inner, redact) for inner in value]
+        return [cleaned(inner, redact) for inner in value]
     return value

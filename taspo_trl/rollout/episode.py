@@ -74,6 +74,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     reward: float = 0.0
     success: bool = False
+    verdict: str = ""
     prompt: Context | None = None
     max_new_tokens: int = 0
     """What the engine was asked for with `prompt`."""

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-from ..environments.answers import admissible_actions, finite_number, messages, shown, verdict, worded
+from ..environments.answers import admissible_actions, finite_number, messages, shown, verdict, verdict_kind, worded
 from ..environments.base import ResetResult, StepResult, Traits, attribute
 from ..environments.remote import EnvironmentDied
 from ..environments.workers import EnvironmentPool, Worker
@@ -268,6 +268,7 @@ class _Loop:
         is_valid = is_accepted and not episode.fault
         self._add_turn(episode, result.observation, is_valid, reward, episode.messages, gained)
         episode.success = verdict(result.info, "success", episode.environment, default=False)
+        episode.verdict = verdict_kind(episode.verdict, result.info)
         episode.observation = result.observation
         episode.admissible_actions = admissible_actions(result.info)
         if result.terminated or result.truncated:
@@ -291,6 +292,7 @@ class _Loop:
             return reward
         # An episode that outgrew its tokens is no success, whatever its state (StopReason.SOLVED: terminated).
         episode.success = verdict(result.info, "success", episode.environment, default=False)
+        episode.verdict = verdict_kind(episode.verdict, result.info)
         return _End(StopReason.SOLVED if episode.success and cut is StopReason.MAX_TURNS else cut)
 
     def _reward(self, episode: Episode, result: StepResult, method: str) -> float | _End:
@@ -356,6 +358,7 @@ class _Loop:
             turns=tuple(episode.turns),
             stop_reason=reason,
             success=episode.success and reason is StopReason.SOLVED,
+            verdict=episode.verdict,
             environment_reward=episode.reward,
             error=error,
             seconds=time.monotonic() - episode.started,

@@ -23,6 +23,7 @@ from ..methods import Assigned, Recipe
 from ..methods.facts import facts_of
 from ..records import METHOD_FILE, TrajectoryRecord, write_records
 from ..redaction import without_secrets
+from ..reporting.idle import without_idle
 from ..reporting.metrics import rollout_report
 from ..rollout.advantages import scaled_advantages
 from ..rollout.groups import CollectedGroup, Collector
@@ -235,6 +236,7 @@ class ExperienceMaker:
             **seconds,
             "environments/abandoned": float(abandoned),
         }
+        report = without_idle(report, self.settings.recipe)
         return Experience(_weighted(plan, loss_rows, batch, assigned), collected, advantages, report, records)
 
     def _plan(self, batch: Batch, seed: int, layout: UpdateLayout) -> UpdatePlan:

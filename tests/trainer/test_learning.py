@@ -67,7 +67,6 @@ def test_training_raises_held_out_success(tmp_path):
         eval_dataset=tasks("valid_seen"),
         environment_factory=HouseholdEnvironment,
     )
-    trainer.remove_callback(transformers.PrinterCallback)
     trainer.evaluate()
     before = trainer.last_evaluation
     trainer.train()
