@@ -62,6 +62,8 @@ def plan_of(recipe: Recipe, is_conversation: bool) -> Plan:
     iterations = args.num_iterations
     # The policy moves while a batch is in use: then its log-probabilities must be kept from before.
     is_reused = per_rollout * iterations > per_step
+    method = recipe_for(args)
+    needs = method.needs
     return Plan(
         episodes=args.generation_batch_size,
         group_size=args.num_generations,
@@ -72,11 +74,20 @@ def plan_of(recipe: Recipe, is_conversation: bool) -> Plan:
         batches_per_step=max(1, per_step // per_rollout),
         micro_batch_tokens=args.micro_batch_tokens,
         is_conversation=is_conversation,
-        all_contribute=args.beta != 0.0 or bool(getattr(args, "entropy_coef", 0.0)),
+        all_contribute=args.beta != 0.0
+        or bool(getattr(args, "entropy_coef", 0.0))
+        or needs.flat_groups
+        or method.distill is not None,
         needs_old_logps=is_reused or (args.use_vllm and args.vllm_importance_sampling_correction),
         needs_ref_logps=args.beta != 0.0,
         guidance=args.guidance,
-        asks_analyzer=args.analyzer_model is not None and recipe_for(args).asks_analyzer,
+        asks_analyzer=args.analyzer_model is not None and method.asks_analyzer,
+        branches=len(needs.blocks) or int(needs.plain_only),
+        has_teacher=needs.teacher != "rollout" or method.distill is not None,
+        scores_all=needs.flat_groups or method.distill is not None,
+        alternatives=needs.alternatives,
+        samples=needs.samples,
+        continuations=needs.values,
     )
 
 
@@ -238,6 +249,7 @@ def setup_of(recipe: Recipe, model: Model, work: Workload, plan: Plan) -> Setup:
         precision=model.precision,
         adapters=model.adapters,
         has_reference=args.beta != 0.0 and model.adapters is None,
+        has_teacher_copy=recipe_for(args).needs.teacher in ("stale", "ema", "frozen"),
         optimizer_values=values,
         optimizer_bytes=value_bytes,
         is_checkpointed=bool(args.gradient_checkpointing),

@@ -6,6 +6,9 @@ What is counted, in bytes, with w the bytes of a weight and a those of a compute
 64: 4 bytes each, or with nested quantization 1 byte each and 4 for 256 of them. An 8-bit base has 1 byte for each
 weight and 4 for each row. The vocabulary, norms and biases stay in w. Adapters come on top, in their own precision.
 *Reference*: a second copy of the weights where a KL term acts on a fully trained model; adapters need none.
+
+*Teacher*: a copy of the trained weights, with adapters of these alone, where a method's teacher is stale, averaged or
+frozen. A model of its own as the teacher is not counted: its sizes are not those of the policy.
 *Gradients*: one value for each trained parameter, in its precision. DDP keeps a second copy in its buckets.
 *Optimizer*: AdamW keeps two values for each trained parameter, in its precision, and 4 bytes for each tensor.
 
@@ -119,8 +122,8 @@ class Setup:
     Args:
         precision (`Precision`), adapters (`Adapters`, *optional*):
             How the model is held; without adapters all of it is trained.
-        has_reference (`bool`):
-            Whether a second copy of the weights is kept.
+        has_reference (`bool`), has_teacher_copy (`bool`):
+            Whether a second copy of the weights is kept, and one of the trained weights for the method's teacher.
         optimizer_values (`float`, *optional*, defaults to `2.0`):
             Values that the optimizer keeps for each trained one; see `OPTIMIZERS`.
         optimizer_bytes (`int`, *optional*):
@@ -141,6 +144,7 @@ class Setup:
     precision: Precision
     adapters: Adapters | None = None
     has_reference: bool = False
+    has_teacher_copy: bool = False
     optimizer_values: float = 2.0
     optimizer_bytes: int | None = None
     is_checkpointed: bool = True
@@ -208,6 +212,8 @@ def estimate_memory(shape: ModelShape, setup: Setup) -> MemoryEstimate:
         resident["adapters"] = float(trained * trained_bytes) / (shards if holds_shards else 1)
     if setup.has_reference and setup.adapters is None:
         resident["reference"] = weights / (shards if holds_shards else 1)
+    if setup.has_teacher_copy:
+        resident["teacher"] = float(trained * trained_bytes)  # every process holds all of it
     if setup.sharding in ("zero2", "zero3") and trained_bytes < 4:
         resident["master weights"] = 4.0 * trained / shards
         trained_bytes_in_optimizer = 4

@@ -8,6 +8,7 @@ from typing import Any
 from .devices import Devices, gigabytes
 from .estimate import Estimate
 from .findings import Finding, Status
+from .workload import ACTION_TOKENS
 
 
 _MARKS = {Status.OK: "ok  ", Status.ABSENT: "-   ", Status.WARNING: "warn", Status.FAILURE: "FAIL"}
@@ -65,7 +66,18 @@ def _token_lines(found: Estimate) -> Iterator[str]:
     yield _line("episodes", f"{plan.episodes:,} ({plan.episodes // plan.group_size:,} tasks x {plan.group_size})")
     yield _line("turns", f"{one.turns:,.0f}")
     yield _line("sampled", f"{one.sampled_tokens:,.0f} (prompts read: {one.prompt_tokens:,.0f})")
-    yield _line("scored", f"{one.scored_tokens:,.0f} (two branches, common prefix once)")
+    shared = "each with weights of its own" if plan.has_teacher else "common prefix once"
+    branches = {0: "nothing is scored", 1: f"two branches, {shared}"}
+    scored = branches.get(plan.num_branches, f"{1 + plan.num_branches} branches, {shared}")
+    yield _line("scored", f"{one.scored_tokens:,.0f} ({scored})")
+    if plan.alternatives:
+        what = f"up to {plan.alternatives} actions of {ACTION_TOKENS:.0f} tokens in each guided turn"
+        yield _line("alternatives", f"{one.alternative_tokens:,.0f} ({what})")
+        if plan.samples:
+            yield _line("", f"and {one.alternative_replies:,.0f} replies, where the world lists no actions")
+    if plan.continuations:
+        what = f"{plan.continuations} from each state"
+        yield _line("continuations", f"{one.continued_replies:,.0f} replies ({what}, episodes of full length)")
     yield _line("log-probabilities", f"{one.old_logp_tokens + one.ref_logp_tokens:,.0f} (old and reference policy)")
     yield _line("trained on", f"{one.trained_tokens:,.0f}, of them {one.loss_tokens:,.0f} in the loss")
     if (run := found.run) is not None:

@@ -24,7 +24,14 @@ vLLM's are corrected; one more for the reference, when beta is not 0.
 
 *Scoring* (scoring.py), for the rows of guided trajectories only. The positions before the splice point, all but one of
 them, are computed once: s - 1 with s = p - u (p1 - u in conversations). Then both branches go on from there, the plain
-one over n - s + 1 positions, the guided one over b more. Together 2n - (s - 1) + b.
+one over n - s + 1 positions, each of B guided ones over b more. Together (1 + B) n - B (s - 1) + B b. A teacher with
+weights of its own shares nothing: n + B (n + b).
+
+*Alternatives* (TASPO's `support="contrast"`), for each guided turn: the prefix p once for each branch, b more with a
+block, and behind each of them K actions of a tokens: (1 + B) (p + K a) + B b. Where a world lists no actions, further
+replies are sampled to have them.
+
+*Continuations* (FACTOR): each episode is played on K times from every turn but its first, K T (T - 1) / 2 replies.
 """
 
 from __future__ import annotations
@@ -32,6 +39,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+
+
+ACTION_TOKENS = 24.0
+"""Tokens of an action with its tags that are assumed where actions are compared."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,16 @@ class Plan:
             The construction; only `aligned` asks an analyzer.
         asks_analyzer (`bool`, *optional*, defaults to `False`):
             Whether an LLM answers (an `analyzer_model` is set).
+        branches (`int`, *optional*):
+            B: guided branches of the scoring. If `None`, one, or none for `guidance="none"`.
+        has_teacher (`bool`, *optional*, defaults to `False`):
+            Whether other weights than the policy's play them.
+        scores_all (`bool`, *optional*, defaults to `False`):
+            Whether trajectories with A_i = 0 are scored too.
+        alternatives (`int`, *optional*, defaults to `0`), samples (`int`, *optional*, defaults to `0`):
+            Most actions that are compared in a turn, and replies sampled where a world lists none.
+        continuations (`int`, *optional*, defaults to `0`):
+            Continuations from each state.
     """
 
     episodes: int
@@ -108,6 +129,17 @@ class Plan:
     needs_ref_logps: bool = False
     guidance: str = "aligned"
     asks_analyzer: bool = False
+    branches: int | None = None
+    has_teacher: bool = False
+    scores_all: bool = False
+    alternatives: int = 0
+    samples: int = 0
+    continuations: int = 0
+
+    @property
+    def num_branches(self) -> int:
+        """B."""
+        return int(self.guidance != "none") if self.branches is None else self.branches
 
 
 @dataclass(frozen=True)
@@ -137,11 +169,17 @@ class BatchCounts:
     analyzer_calls: float
     analyzer_prompt_tokens: float | None
     analyzer_reply_tokens: float | None
+    alternative_tokens: float = 0.0
+    """Prefixes and actions that are scored to compare what was done with what could have been."""
+    alternative_replies: float = 0.0
+    """Sampled for it, at most: where a world lists no actions."""
+    continued_replies: float = 0.0
+    """Sampled to play episodes on from their states."""
 
     @property
     def forward_tokens(self) -> float:
         """Tokens of forwards without gradient: log-probabilities and scoring."""
-        return self.old_logp_tokens + self.ref_logp_tokens + self.scored_tokens
+        return self.old_logp_tokens + self.ref_logp_tokens + self.scored_tokens + self.alternative_tokens
 
     def times(self, factor: float) -> BatchCounts:
         """The counts of several batches, or of a part of one."""
@@ -159,10 +197,11 @@ def count_batch(work: Workload, plan: Plan) -> BatchCounts:
     rows_per_episode = 1.0 if plan.is_conversation else work.turns
     row = row_tokens(work, plan.is_conversation)
     moving = 1.0 if plan.all_contribute else work.mixed_groups
-    guided = 0.0 if plan.guidance == "none" else work.mixed_groups * work.coverage
+    guided = 0.0 if not plan.num_branches else (1.0 if plan.scores_all else work.mixed_groups) * work.coverage
     trained_rows = plan.episodes * moving * rows_per_episode
     scored_rows = plan.episodes * guided * rows_per_episode
-    scored_row = scored_row_tokens(work, plan.is_conversation)
+    scored_row = scored_row_tokens(work, plan.is_conversation, plan.num_branches, plan.has_teacher)
+    guided_turns = turns * guided if plan.alternatives else 0.0
     num_logps = plan.needs_old_logps + plan.needs_ref_logps
     update = forwards(trained_rows, row, plan, plan.optimizer_steps * plan.micro_steps)
     calls = analyzer_calls(plan, work.mixed_groups)
@@ -181,12 +220,18 @@ def count_batch(work: Workload, plan: Plan) -> BatchCounts:
         trained_tokens=trained_rows * row * plan.iterations,
         loss_tokens=turns * moving * work.reply_tokens * plan.iterations,
         logp_forwards=update * num_logps,
-        # The common prefix, the plain branch, the guided branch.
-        scoring_forwards=3 * forwards(scored_rows, row + work.guidance_tokens, plan, 1) if scored_rows else 0.0,
+        # The common prefix, the plain branch, the guided branches.
+        scoring_forwards=(2 - plan.has_teacher + plan.num_branches)
+        * forwards(scored_rows, row + work.guidance_tokens, plan, 1)
+        if scored_rows
+        else 0.0,
         update_forwards=update * plan.iterations,
         analyzer_calls=calls,
         analyzer_prompt_tokens=_product(calls, work.analyzer_prompt_tokens),
         analyzer_reply_tokens=_product(calls, work.analyzer_reply_tokens),
+        alternative_tokens=guided_turns * alternative_turn_tokens(work, plan),
+        alternative_replies=guided_turns * plan.samples,
+        continued_replies=plan.episodes * plan.continuations * work.turns * max(0.0, work.turns - 1) / 2,
     )
 
 
@@ -202,11 +247,18 @@ def answered_tokens(work: Workload, is_conversation: bool) -> float:
     return work.reply_tokens * (work.turns if is_conversation else 1.0)
 
 
-def scored_row_tokens(work: Workload, is_conversation: bool) -> float:
-    """Positions that scoring a row in both branches computes: 2n - (s - 1) + b."""
+def scored_row_tokens(work: Workload, is_conversation: bool, branches: int = 1, has_teacher: bool = False) -> float:
+    """Positions that scoring a row in all branches computes: (1 + B) n - B (s - 1) + B b, or n + B (n + b)."""
     opening = _first_prompt(work) if is_conversation else work.prompt_tokens
-    shared = opening - work.suffix_tokens - 1
-    return 2 * row_tokens(work, is_conversation) - shared + work.guidance_tokens
+    shared = 0.0 if has_teacher else opening - work.suffix_tokens - 1
+    row = row_tokens(work, is_conversation)
+    return row + branches * (row - shared + work.guidance_tokens)
+
+
+def alternative_turn_tokens(work: Workload, plan: Plan) -> float:
+    """Positions that comparing a turn's actions computes, an action having at most `ACTION_TOKENS`."""
+    actions = plan.alternatives * min(work.reply_tokens, ACTION_TOKENS)
+    return (1 + plan.num_branches) * (work.prompt_tokens + actions) + plan.num_branches * work.guidance_tokens
 
 
 def forwards(rows: float, row: float, plan: Plan, shares: int) -> float:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from taspo_trl import TASPOConfig
 from taspo_trl.cli.doctor.devices import GPU, Devices
+from taspo_trl.cli.doctor.estimate import plan_of
 from taspo_trl.cli.doctor.findings import Finding, Status
 from taspo_trl.cli.doctor.memory import (
     Adapters,
@@ -56,10 +60,37 @@ def test_conversation_batch_counts_by_hand():
         ({"asks_analyzer": True}, "analyzer_calls", 12),
         ({"asks_analyzer": True, "guidance": "random_success"}, "analyzer_calls", 0),
         ({"processes": 2}, "update_forwards", 3),
+        ({"branches": 0}, "scored_tokens", 0),
+        ({"branches": 2}, "scored_tokens", 24 * (94 + 26 + 2 * 56)),
+        ({"branches": 2}, "scoring_forwards", 4 * 8),
+        # A teacher of its own: whole rows of 120, and of 150 with the block.
+        ({"has_teacher": True}, "scored_tokens", 24 * (120 + 150)),
+        ({"has_teacher": True}, "scoring_forwards", 2 * 8),
+        # 100 and 130 tokens of prefixes, 10 actions of 20 tokens behind each.
+        ({"alternatives": 10, "samples": 4}, "alternative_tokens", 24 * (100 + 130 + 2 * 10 * 20)),
+        ({"alternatives": 10, "samples": 4}, "alternative_replies", 24 * 4),
+        # Of each of 8 episodes 2 continuations with two turns left, and 2 with one.
+        ({"continuations": 2}, "continued_replies", 8 * 2 * (2 + 1)),
     ],
 )
 def test_what_the_recipe_changes(change, name, value):
     assert getattr(count_batch(WORK, Plan(**{**vars(PLAN), **change})), name) == value
+
+
+def test_a_method_s_needs_reach_the_plan(tmp_path):
+    def plan(**values):
+        args = TASPOConfig(str(tmp_path), use_cpu=True, bf16=False, **values)
+        return plan_of(SimpleNamespace(training=args, processes=SimpleNamespace(count=1)), False)
+
+    taspo = plan()
+    assert (taspo.branches, taspo.has_teacher, taspo.alternatives, taspo.continuations) == (1, False, 0, 0)
+    assert plan(method="turnsight").branches == 3 and plan(method="turnsight").has_teacher
+    contrast = plan(method_options={"support": "contrast", "alternatives": 12})
+    assert (contrast.alternatives, contrast.samples) == (12, 4)
+    assert plan(method="factor", method_options={"value": "continuations"}).continuations == 4
+    assert plan(method="gigpo").branches == 0
+    sdar = plan(method="sdar")
+    assert sdar.has_teacher and sdar.scores_all and sdar.all_contribute
 
 
 def test_groups_without_contrast_cost_no_update_unless_every_row_counts():
@@ -83,6 +114,14 @@ def test_weights_and_cache_by_hand():
     assert weight_bytes(SHAPE, Precision(2, 2, bits=4)) == 720 + 320 + 40
     assert weight_bytes(SHAPE, Precision(2, 2, bits=8)) == 720 + 640 + 200
     assert cache_bytes(SHAPE, Precision(2, 2)) == 2 * 2 * 2 * 2  # keys and values, layers, width, bytes
+
+
+def test_a_teacher_s_copy_has_the_size_of_what_is_trained():
+    whole = Setup(Precision(2, 2), micro_batch_tokens=0, has_teacher_copy=True)
+    assert estimate_memory(SHAPE, whole).resident["teacher"] == 2 * SHAPE.parameters
+    adapted = Setup(Precision(2, 2), adapters=Adapters(100, 4, weight=4), has_teacher_copy=True, micro_batch_tokens=0)
+    assert estimate_memory(SHAPE, adapted).resident["teacher"] == 400
+    assert "teacher" not in estimate_memory(SHAPE, Setup(Precision(2, 2), micro_batch_tokens=0)).resident
 
 
 def test_full_training_keeps_weights_gradients_and_two_moments():
