@@ -283,7 +283,11 @@ def analyzer_use(analyzer: Analyzer) -> AnalyzerUse:
 def logged_evaluations(
     history: Sequence[Mapping[str, Any]], folder: Path, names: Mapping[str, str]
 ) -> tuple[CardEvaluation, ...]:
-    """The first and the last evaluation under each name that this run logged and whose result is there."""
+    """The first and the last evaluation under each name that this run logged and whose result is there.
+
+    One of before the training is the first of its name: `train` begins a new log, but leaves its file, while those of
+    earlier runs are set aside.
+    """
     steps: dict[str, list[int]] = {}
     for entry in history:
         for key in entry:
@@ -291,7 +295,8 @@ def logged_evaluations(
                 steps.setdefault(key.removesuffix("_success_low"), []).append(int(entry["step"]))
     found = []
     for name, logged in steps.items():
-        for step in dict.fromkeys((logged[0], logged[-1])):
+        is_before = logged[0] > 0 and (folder / f"{name}_000000.json").exists()
+        for step in dict.fromkeys((0 if is_before else logged[0], logged[-1])):
             path = folder / f"{name}_{step:06d}.json"
             try:
                 result = EvaluationResult.load(path)

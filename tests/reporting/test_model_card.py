@@ -163,6 +163,15 @@ def test_the_loading_code_compiles_and_names_what_there_is(is_adapter, base, rep
     assert data.get("base_model_relation") == (base and ("adapter" if is_adapter else "finetune"))
 
 
+def test_the_code_for_using_it_runs(tmp_path, capsys):
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    code = re.search(r"```python\n(.*?)```", text_of(repo_id=str(tmp_path)), re.DOTALL)[1]
+    found: dict = {}
+    exec(code, found)
+    assert found["reply"].shape[1] > found["prompt"]["input_ids"].shape[1] and capsys.readouterr().out
+
+
 def test_text_from_outside_breaks_no_table_and_starts_no_markup():
     nasty = "a|b\n<script>alert(1)</script> [x](http://y) `z`"
     families = {nasty: wilson_rate([True]), "b": wilson_rate([True])}
@@ -323,6 +332,14 @@ def test_evaluations_of_this_run_are_found_by_its_log(tmp_path):
     assert (last.step, last.splits, last.overall.num_plays, last.num_failed) == (20, ("held_out",), 2, 1)
     assert last.sampling == "temperature 0, top-p 1, seed 3, 2 plays of each task"
     assert last.num_tasks == 2
+
+
+def test_an_evaluation_before_the_training_is_the_first_though_its_log_is_gone(tmp_path):
+    said = {"temperature": 0.0, "top_p": 1.0, "seed": 3}
+    for step, solved in ((0, [False, False]), (20, [True, True])):
+        EvaluationResult(plays(solved), said).save(tmp_path / f"eval_{step:06d}.json")
+    found = logged_evaluations([{"step": 20, "eval_success_low": 0.0}], tmp_path, {})
+    assert [(one.step, one.overall.num_successes) for one in found] == [(0, 0), (20, 2)]
 
 
 def test_an_evaluation_of_the_best_checkpoint_belongs_to_its_step(tmp_path):
