@@ -135,9 +135,8 @@ class TransformersEngine:
             return False
         try:
             self._enter()
-            for request, future in self._queue:
-                self._decoding.submit(request, future)
-            self._queue.clear()
+            while self._queue:
+                self._decoding.submit(*self._queue.pop(0))
             self._decoding.step()
         except BaseException:
             self.drop()
