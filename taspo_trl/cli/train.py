@@ -108,9 +108,9 @@ def main(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(help_text())
         return 0
-    from ..training.folder import how_to_go_on
-
     refuse_unknown(_names(arguments))
+    from ..training.folder import how_to_go_on  # which loads torch: a mistyped option is answered before
+
     task, training, model = parse(arguments)
     checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, training.output_dir)
     trainer = make_trainer(task, training, model)
