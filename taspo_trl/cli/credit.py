@@ -296,7 +296,7 @@ def _print(report: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=max(Console().width, 130))
+    console = Console(width=max(Console().width, 150))
     for kind, facts in report["labels"].items():
         table = Table(title=f"Credit against {kind}: {facts['turns']} labelled turns of {report['groups']} groups")
         for column in ("method", "AUC", "successes / failures", "rank correlation", "sign", "dose", "refused on top"):
