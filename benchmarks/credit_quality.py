@@ -2,10 +2,10 @@
 
     python benchmarks/credit_quality.py
 
-Plays 60 held-out groups of the household with the warm-started policy, continues 2,000 of their turns 16 times, measures
-every method whose turns have credit, then TASPO alone under other guidance, and writes
-`benchmarks/results/credit_quality.json` and the figure of docs/credit_quality.md, which says how to read them. About half an
-hour on two idle cores; what was played before it was stopped is not played again.
+Plays 60 held-out groups of the household with the warm-started policy, continues 2,000 of their turns 16 times,
+measures every method whose turns have credit, then TASPO alone under other guidance, and writes
+`benchmarks/results/credit_quality.json` and the figure of docs/credit_quality.md, which says how to read them. About
+half an hour on two idle cores; what was played before it was stopped is not played again.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def fresh_counts():
         ({"environment_factory": {"a": Script}}, "`environment` column"),
         ({"environment_factory": Script()}, "instance of Script.*Pass the class"),
         ({"accelerator_config": {"split_batches": True}}, "split_batches"),
-        ({"train_dataset": None}, "train_dataset"),
+        ({"train_dataset": None, "max_steps": -1}, "`train_dataset` is missing.*`max_steps`"),
         ({"train_dataset": rows(1)}, "one rollout batch draws 2"),
         ({"train_dataset": rows(4, seed=[1, 2, 3, 4])}, "column `seed`"),
         ({"reward_funcs": "a/reward-model"}, "Wrap a reward model"),

@@ -401,6 +401,7 @@ ELSEWHERE: Mapping[str, str] = {
     "test_config.py": "loss_type hub_private_repo",
     "test_precision.py": "bf16 fp16 use_cpu",
     "test_examples.py": "generation_batch_size",
+    "options/test_inherited.py": "max_tool_calling_iterations",
     "training/test_saving.py": "save_total_limit",
     "trainer/test_survival.py": "load_best_model_at_end num_train_epochs",
     "trainer/test_trainer.py": "accelerator_config log_completions",
@@ -532,8 +533,17 @@ def test_what_this_package_reads_is_not_left_to_others():
     rooms = ("evaluation", "generation", "guidance", "loss", "methods", "reporting", "training")
     files = [package / "trainer.py", *(path for room in rooms for path in (package / room).rglob("*.py"))]
     read = {name for file in files for name in re.findall(r"\bargs\.(\w+)", file.read_text(encoding="utf-8"))}
-    # It loads the tokenizer as TRL loads the model.
-    assert read & THEIRS == {"trust_remote_code"}
+    # It loads the tokenizer as TRL loads the model, needs a length where there are no rows (trainer/test_trainer.py),
+    # and decodes in step with all else that is to be the same to the bit.
+    assert read & THEIRS == {"trust_remote_code", "max_steps", "full_determinism"}
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_full_determinism_decodes_in_step(tmp_path, monkeypatch, is_asked):
+    monkeypatch.setattr("transformers.trainer.enable_full_determinism", lambda seed: None)  # it holds for the process
+    made = tiny.trainer(tmp_path, full_determinism=is_asked)
+    assert made.engine.engine.is_stepped is not is_asked
+    made.close()
 
 
 @pytest.mark.parametrize(("file", "names"), ELSEWHERE.items())
