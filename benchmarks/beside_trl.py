@@ -249,12 +249,14 @@ def main() -> None:
         made["ours, generate"] = ours(policy, tok, parsed.episodes, replies["ours, generate"], True)
     made["ours"] = ours(policy, tok, parsed.episodes, replies["ours"])
     found: dict[str, list[dict[str, float]]] = {name: [] for name in made}
+    warming: dict[str, dict[str, float]] = {}
     for number in range(parsed.repeats + 1):
         for name, one in made.items():
             entry = one.step(number)
             if number:  # the first warms up
                 found[name].append(entry)
             else:
+                warming[name] = entry
                 replies[name].clear()
             print(number, name, {k: round(v, 2) for k, v in entry.items()}, flush=True)
     middle = {
@@ -280,8 +282,13 @@ def main() -> None:
     }
     console.print(ratios)
     if not (parsed.without_trl or parsed.without_generate):
-        results = {"threads": torch.get_num_threads(), "repeats": parsed.repeats, "episodes": parsed.episodes}
-        console.print(f"written to {save('trl', {**results, 'median': middle, 'ratios': ratios})}")
+        results: dict[str, Any] = {
+            "threads": torch.get_num_threads(),
+            "repeats": parsed.repeats,
+            "episodes": parsed.episodes,
+        }
+        results |= {"median": middle, "ratios": ratios, "first_steps": warming}
+        console.print(f"written to {save('trl', results)}")
 
 
 if __name__ == "__main__":
