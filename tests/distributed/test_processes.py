@@ -47,6 +47,8 @@ SAME = {
         "steps": 2,
         "config": {"method": "sdar", "guidance": "random_success", "method_options": {"weight": 0.1}},
     },
+    # What is scored beside the action.
+    "contrast": {"config": {"method_options": {"support": "contrast", "alternatives": 4}}},
 }
 APART = {"nan": {"scenario": "nan_on_rank_one", "steps": 3}, "analyzer": {"scenario": "analyzer_fails_on_one_rank"}}
 """What ranks do to each other."""
