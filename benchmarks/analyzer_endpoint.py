@@ -57,8 +57,16 @@ def small_model_answers() -> Callable[[list[dict[str, str]]], str]:
     return answer
 
 
-def serve(how: str) -> None:
-    """Print the port, then answer until killed."""
+def token_counter() -> Callable[[str], int]:
+    """Tokens of a text by the tokenizer that LiteLLM brings (cl100k), without a network."""
+    import litellm
+
+    return lambda text: len(litellm.encode(model="", text=text))
+
+
+def serve(how: str, counts: str = "characters") -> None:
+    """Print the port, then answer until killed. Usage is a fourth of the characters, or counted in tokens."""
+    count = token_counter() if counts == "tokens" else lambda text: len(text) // 4
     answer = small_model_answers() if how == "small-model" else extractive_answers(float(how))
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,11 +77,10 @@ def serve(how: str) -> None:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            text = answer(json.loads(body)["messages"])
-            usage = {
-                "prompt_tokens": len(body) // 4,
-                "completion_tokens": len(text) // 4,
-            }  # 4 characters or so a token
+            messages = json.loads(body)["messages"]
+            text = answer(messages)
+            asked = body.decode() if counts == "characters" else "\n".join(one["content"] for one in messages)
+            usage = {"prompt_tokens": count(asked), "completion_tokens": count(text)}
             message = {"role": "assistant", "content": text}
             data = json.dumps(
                 {
@@ -97,9 +104,9 @@ def serve(how: str) -> None:
 
 
 @contextmanager
-def endpoint(how: str) -> Iterator[str]:
+def endpoint(how: str, counts: str = "characters") -> Iterator[str]:
     """The address of an endpoint in another process."""
-    process = subprocess.Popen([sys.executable, __file__, how], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, __file__, how, counts], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
@@ -109,4 +116,4 @@ def endpoint(how: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])
