@@ -17,6 +17,7 @@ DOCS = ROOT / "docs"
 _NOT_OURS = {"build", "dist", "node_modules", "runs", "outputs", "shared", "templates"}
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+) *(?P<language>\w*)[^\n]*$")
 _LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+_NOT_RUN = re.compile(r"^ *<!-- not run: (.+) -->$")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
 
@@ -28,6 +29,8 @@ class Block:
     line: int
     language: str
     text: str
+    not_run: str = ""
+    """Why no test runs it, from `<!-- not run: ... -->` on the line before it; readers do not see that."""
 
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line}"
@@ -57,7 +60,8 @@ def split(path: Path) -> tuple[str, list[Block]]:
         if opened is None and fence:
             opened, start, held = fence, number, []
         elif opened is not None and line.strip() == opened["fence"]:
-            blocks.append(Block(path, start, opened["language"], "\n".join(held)))
+            mark = _NOT_RUN.match(prose[-1]) if prose else None
+            blocks.append(Block(path, start, opened["language"], "\n".join(held), mark[1] if mark else ""))
             opened = None
         elif opened is not None:
             held.append(line.removeprefix(opened["indent"]))
