@@ -84,7 +84,8 @@ class TASPOConfig(GRPOConfig):
         analyzer_workers (`int`, *optional*, defaults to `4`):
             Analyzer requests in flight.
         analyzer_model (`str`, *optional*):
-            LiteLLM's name of the analyzer's model, provider first. If `None`, the embedded analyzer, which is no LLM.
+            LiteLLM's name of the analyzer's model, provider first. If `None` or `"embedded"`, the embedded analyzer,
+            which is no LLM; on a command line `embedded` wins over the model that a configuration file names.
             The key comes from the provider's environment variable, never from here. Without effect when the trainer
             gets an `analyzer`, as are the settings below up to `analyzer_cache`.
         analyzer_api_base (`str`, *optional*):
@@ -314,7 +315,8 @@ class TASPOConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "LiteLLM's name of the analyzer's model, provider first, e.g. `deepseek/deepseek-chat`. The key "
-            "comes from the provider's environment variable. If `None`, the embedded analyzer, which is no LLM."
+            "comes from the provider's environment variable. If `None` or `embedded`, the embedded analyzer, which is "
+            "no LLM."
         },
     )
     analyzer_api_base: str | None = field(
@@ -492,6 +494,8 @@ class TASPOConfig(GRPOConfig):
     def __post_init__(self):
         if self.hub_private_repo is None:  # to transformers that means public, but for some organizations
             self.hub_private_repo = True
+        if self.analyzer_model == "embedded":
+            self.analyzer_model = None
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         check_choices(values, self._own_choices())
         check_ranges(values)

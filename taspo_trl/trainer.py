@@ -89,6 +89,7 @@ from .training.checks import (
 from .training.distilling import Distilling
 from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
+from .training.model_folder import check_model_folder, loading
 from .training.nonfinite import FiniteSteps, finite_or_nan
 from .training.passes import PolicyPasses
 from .training.rollout_batch import ExperienceMaker, UpdateLayout
@@ -220,6 +221,8 @@ class TASPOTrainer(GRPOTrainer):
             args = TASPOConfig(f"{(name or 'model').split('/')[-1]}-TASPO")
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_arguments(args, functions, train_dataset, environment_factory, eval_dataset)
+        if isinstance(model, str):
+            check_model_folder(model)
         if train_dataset is None:
             train_dataset = tasks_without_rows(args)
         check_unquantized(args, model, quantization_config)
@@ -237,7 +240,7 @@ class TASPOTrainer(GRPOTrainer):
         # It would copy an adapter by its name for the reference.
         overridden = {"use_vllm": False} | ({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})
         overridden |= {"beta": 0.0} if self._ref_adapter is not None else {}
-        with _overridden(args, **overridden):
+        with _overridden(args, **overridden), loading(model):
             super().__init__(
                 model=model,
                 reward_funcs=functions or _no_reward,  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -15,7 +16,6 @@ import pytest
 
 from taspo_trl.checkpoints import weights_digest
 from taspo_trl.cli import COMMANDS, main
-from taspo_trl.cli.folders import check_model
 from taspo_trl.cli.sources import environment_factory, imported, json_arguments
 from taspo_trl.cli.train import _resuming
 from taspo_trl.errors import ConfigurationError, RolloutError
@@ -23,6 +23,7 @@ from taspo_trl.evaluation import EvaluationResult
 from taspo_trl.records import read_records
 from taspo_trl.redaction import Secret, redact_tracebacks
 from taspo_trl.trainer import TASPOTrainer
+from taspo_trl.training.model_folder import check_model_folder, loading
 from tests import tiny
 from tests.checkpoints import put_checkpoint
 from tests.launching import free_port
@@ -308,24 +309,60 @@ def test_folder_of_checkpoints_is_no_model_and_the_last_whole_one_is_named(tmp_p
         put_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-11" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ConfigurationError, match=r"last checkpoint is .*checkpoint-10"):
-        check_model(str(tmp_path))
+        check_model_folder(str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"model\.safetensors is cut off.*beside it is .*checkpoint-10"):
-        check_model(str(tmp_path / "checkpoint-11"))
-    check_model(str(tmp_path / "checkpoint-10"))
+        check_model_folder(str(tmp_path / "checkpoint-11"))
+    check_model_folder(str(tmp_path / "checkpoint-10"))
     (tmp_path / "config.json").write_text("{}")
-    check_model(str(tmp_path))
+    check_model_folder(str(tmp_path))
+
+
+def test_a_model_that_cannot_be_loaded_is_named_with_a_remedy(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"holds no model: .*config\.json"):
+        check_model_folder(str(tmp_path))
+    with (
+        pytest.raises(ConfigurationError, match=r"model a/b cannot be loaded: no net\. .*`hf download a/b`"),
+        loading("a/b"),
+    ):
+        raise OSError("no\n net.")
+    with pytest.raises(ValueError, match=r"^mine$"), loading("a/b"):
+        raise ValueError("mine")
+    with pytest.raises(OSError, match="No space"), loading("a/b"):
+        raise OSError(errno.ENOSPC, "No space left")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigurationError, match="The model runs/nope cannot be loaded"):
+        tiny.trainer(tmp_path / "run", model="runs/nope")
+
+
+def test_a_damaged_file_of_a_checkpoint_is_named(run, model, tmp_path, capsys):
+    output = tmp_path / "run"
+    arguments = [
+        "--model_name_or_path", str(model), "--output_dir", str(output), "--dataset_kwargs", SMALL,
+        "--num_generations", "2", "--per_device_train_batch_size", "2", "--max_completion_length", "4", "--max_turns",
+        "2", "--save_steps", "1", "--report_to", "none", "--use_cpu", "--bf16", "false",
+    ]  # fmt: skip
+    assert main(["train", *arguments, "--max_steps", "1"]) == 0
+    optimizer = output / "checkpoint-1" / "optimizer.pt"
+    content = bytearray(optimizer.read_bytes())
+    content[200:400] = b"\xff" * 200
+    optimizer.write_bytes(bytes(content))
+    capsys.readouterr()
+    assert main(["train", *arguments, "--max_steps", "2", "--resume_from_checkpoint", "last"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"taspo train: {output}/checkpoint-1 cannot be resumed from: its optimizer.pt is damaged")
+    assert "Start a new run from its model" in told
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-1.7B", "nobody/nothing"])
 def test_model_ids_are_no_folders(name):
-    check_model(name)
+    check_model_folder(name)
 
 
 @pytest.mark.parametrize("name", ["/nowhere/a", "./a", "../a", "~/a", "tests/a", "a/b/c"])
 def test_missing_folders_are_no_model_ids(name, monkeypatch):
     monkeypatch.chdir(Path(__file__).resolve().parents[1])
     with pytest.raises(ConfigurationError, match="There is no model folder"):
-        check_model(name)
+        check_model_folder(name)
 
 
 def test_import_paths():

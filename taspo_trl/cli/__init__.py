@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from importlib import import_module
@@ -92,9 +93,23 @@ def _is_of_the_outside(error: Exception) -> bool:
     return isinstance(error, OSError) or type(error).__name__ in ("SafetensorError", "UnpicklingError")
 
 
+_REMEDIES = {
+    errno.ENOSPC: "Free some space there, or name a folder on another disk.",
+    errno.EDQUOT: "Your quota there is used up: free some space, or name a folder on another disk.",
+    errno.EACCES: "Name a folder that you may write to.",
+    errno.EPERM: "Name a folder that you may write to.",
+    errno.EROFS: "That disk is read-only: name a folder on another one.",
+    errno.ENOTDIR: "A file is where a folder was meant: name another folder.",
+    errno.EEXIST: "A file is where a folder was meant: name another folder.",
+    errno.ENOENT: "Does the folder above it exist, and may you write there?",
+}
+
+
 def _in_one_line(error: Exception) -> str:
     told = " ".join(str(error).split()) or type(error).__name__
-    return told if len(told) <= 600 else told[:600] + " ..."
+    told = told if len(told) <= 600 else told[:600] + " ..."
+    remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "")
+    return f"{told.rstrip('.')}. {remedy}" if remedy else told
 
 
 def _usage() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .folders import check_model
+from ..training.model_folder import check_model_folder
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("trajectories", help="a run's output_dir, its _trajectories, or one of its files")
     made.add_argument(
-        "--analyzer", help="LiteLLM's model name, e.g. deepseek/deepseek-chat (default: embedded, no LLM)"
+        "--analyzer", help="LiteLLM's model name, e.g. deepseek/deepseek-chat (default: 'embedded', which is no LLM)"
     )
     made.add_argument("--api-base", help="root of the analyzer's API, e.g. http://localhost:8000/v1")
     made.add_argument("--budget-usd", type=float, help="stop asking after this much")
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     from ..credit import TokenWeights, TurnWeights
 
     if options.model:
-        check_model(options.model)
+        check_model_folder(options.model)
     prompts = load_prompts(options.prompts)
     analyzer = _analyzer(options)
     columns = (SpinnerColumn(), TextColumn("{task.completed} answers of the analyzer"), TimeElapsedColumn())
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _analyzer(options: argparse.Namespace) -> Any:
-    if options.analyzer is None:
+    if options.analyzer in (None, "embedded"):
         return None
     from ..analyzer import LiteLLMAnalyzer
 

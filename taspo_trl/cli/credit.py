@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from .folders import check_model
+from ..training.model_folder import check_model_folder
 from .models import load_policy
 from .sources import environment_data, environment_factory, json_arguments
 
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--generations", type=int, default=8, help="episodes of each task (default: 8)")
     made.add_argument("--methods", nargs="+", default=["taspo", "grpo"], help="methods (default: taspo grpo)")
     made.add_argument("--guidance", default="aligned", help="privileged context of taspo (default: aligned)")
-    made.add_argument("--analyzer", help="LiteLLM's name of a model (default: the embedded analyzer, no network)")
+    made.add_argument("--analyzer", help="LiteLLM's name of a model (default: 'embedded', no network)")
     made.add_argument("--labels", nargs="+", choices=["progress", "values"], default=["progress"])
     made.add_argument("--continuations", type=int, default=8, help="values: continuations of each state (default: 8)")
     made.add_argument("--label-turns", type=int, default=400, help="values: turns to label (default: 400)")
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     if options.records:
         report = _recorded(options, {None: factory})
     else:
-        check_model(options.model)
+        check_model_folder(options.model)
         report = _played(options, factory, folder)
     _write(folder, report)
     _print(report)
@@ -121,7 +121,9 @@ def _played(options: argparse.Namespace, factory: Any, folder: Path) -> dict[str
     sampling = SamplingSettings(options.temperature)
     renderer = ChatRenderer(policy.tokenizer)
     pool = EnvironmentPool({None: factory}, success_threshold=options.success_threshold)
-    analyzer = LiteLLMAnalyzer(options.analyzer) if options.analyzer else ExtractiveAnalyzer()
+    analyzer = (
+        LiteLLMAnalyzer(options.analyzer) if options.analyzer not in (None, "embedded") else ExtractiveAnalyzer()
+    )
     playing: dict[str, Any] = {
         "engine": policy.engine,
         "pool": pool,

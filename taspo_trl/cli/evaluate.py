@@ -12,8 +12,8 @@ from typing import Any
 from ..checkpoints import weights_digest
 from ..errors import ConfigurationError
 from ..redaction import without_credentials
+from ..training.model_folder import check_model_folder
 from .agents import add_agent_options, agent_of, reflector_of, reply_format
-from .folders import check_model
 from .models import load_policy, served_policy
 from .sources import environment_data, environment_factory, json_arguments
 
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             "`--model` is missing: a model id or a folder (or `--vllm-server URL`, or `--compare FIRST SECOND`)."
         )
     if options.model:
-        check_model(options.model)
+        check_model_folder(options.model)
     results = _evaluate(options)
     _report(results, as_markdown=options.markdown)
     return 0

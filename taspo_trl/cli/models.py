@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..generation import Engine
+from ..training.model_folder import loading
 
 
 def _nothing() -> None:
@@ -99,8 +100,11 @@ def _loaded(name: str, kind: str, **options: Any) -> Any:
     else:
         import transformers as library  # type: ignore[no-redef]
     try:
-        return getattr(library, kind).from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
+        with loading(name):
+            return getattr(library, kind).from_pretrained(name, **options)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
         raise ConfigurationError(f"{name!r} cannot be loaded as {kind}: {error}") from error
 
 

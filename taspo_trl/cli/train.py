@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..checkpoints import checkpoint_to_resume
 from ..errors import ConfigurationError
-from .folders import check_model
+from ..training.model_folder import check_model_folder
 from .option_table import help_text, options, refuse_unknown
 from .sources import environment_data, environment_factory, imported, json_arguments
 
@@ -150,7 +150,7 @@ def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
 
     if not model.model_name_or_path:
         raise ConfigurationError("`model_name_or_path` is missing: a model id or a folder.")
-    check_model(model.model_name_or_path)
+    check_model_folder(model.model_name_or_path)
     if training.eval_strategy != "no" and task.eval_split is None:
         raise ConfigurationError("`eval_strategy` needs `eval_split`: the split that is evaluated on.")
     options = json_arguments(task.dataset_kwargs, "dataset_kwargs")

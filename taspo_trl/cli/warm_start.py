@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..redaction import without_credentials
-from .folders import check_model
+from ..training.model_folder import check_model_folder
 from .models import load_model, load_tokenizer
 from .sources import environment_data, environment_factory, imported, json_arguments
 
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
             "Nobody plays: name a `--player` (`oracle`, `package.module:function`, a chat model), or recorded "
             "episodes with `--from`."
         )
-    check_model(options.model)
+    check_model_folder(options.model)
     output = Path(options.output)
     if (output / "config.json").exists() and not options.record_only:
         raise ConfigurationError(

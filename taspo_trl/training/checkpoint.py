@@ -152,3 +152,19 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _buffer(data: Sequence) -> Buffer:
     return [[[from_state(row) for row in batch] for batch in micro] for micro in data]
+
+
+def unreadable_file(checkpoint: str) -> str | None:
+    """The name of the first file of a checkpoint that torch cannot read; None where it can read all.
+
+    For the message after something failed: it reads every file, which for a large optimizer takes a while.
+    """
+    for path in sorted(Path(checkpoint).glob("*")):
+        if path.suffix not in (".pt", ".pth", ".bin") or not path.is_file():
+            continue
+        try:
+            torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            if "Unsupported global" not in str(error):  # refused for its classes, not for its bytes
+                return path.name
+    return None

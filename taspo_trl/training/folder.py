@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from ..checkpoints import checkpoint_to_resume, last_checkpoint, step_of
+from ..checkpoints import checkpoint_to_resume, checkpoints_of, fault_of, last_checkpoint, step_of
 from ..errors import ConfigurationError
-from .checkpoint import load_state
+from .checkpoint import load_state, unreadable_file
 from .earlier_run import set_aside, set_aside_beyond
 from .lock import only_run_in
 from .saving import mend
@@ -55,11 +56,26 @@ def run_in_folder(args: Any, accelerator: Any, before: float, resume: str | bool
         try:
             yield checkpoint
         except BaseException as error:
+            file = unreadable_file(checkpoint) if checkpoint is not None and _is_of_reading(error) else None
+            if file is not None:
+                raise ConfigurationError(_damaged(str(checkpoint), file, args.output_dir)) from error
             if accelerator.is_main_process and not isinstance(error, ConfigurationError):
                 text = how_to_go_on(args.output_dir)
                 logger.warning("The training broke off. %s", text)
                 error.add_note(text)
             raise
+
+
+def _is_of_reading(error: BaseException) -> bool:
+    """Whether torch may have said that of a file that it could not read."""
+    return isinstance(error, pickle.UnpicklingError | EOFError) or "PytorchStreamReader" in str(error)
+
+
+def _damaged(checkpoint: str, file: str, output_dir: str) -> str:
+    others = [one for one in checkpoints_of(output_dir) if one.resolve() != Path(checkpoint).resolve()]
+    whole = next((one for one in others if not fault_of(one)), None)
+    remedy = f"Resume from {whole}" if whole else f"Start a new run from its model (`model_name_or_path` {checkpoint})"
+    return f"{checkpoint} cannot be resumed from: its {file} is damaged. {remedy}."
 
 
 @contextlib.contextmanager

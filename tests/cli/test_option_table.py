@@ -72,6 +72,7 @@ def test_failure_of_the_outside_is_one_line_and_a_traceback_on_request(monkeypat
         assert main(["view"]) == 1
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and "No space left on device" in told and "--debug" in told
+        assert "Free some space there" in told
 
 
 def test_bug_of_ours_is_never_hidden(monkeypatch):

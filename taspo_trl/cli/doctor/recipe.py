@@ -212,7 +212,7 @@ def _extras(recipe: Recipe) -> list[Finding]:
 
 
 def _model(recipe: Recipe) -> list[Finding]:
-    from ..folders import check_model
+    from ...training.model_folder import check_model_folder
     from .model_shape import PUBLISHED, load_config
 
     name = recipe.model.model_name_or_path
@@ -220,7 +220,7 @@ def _model(recipe: Recipe) -> list[Finding]:
         remedy = "Set `model_name_or_path`: a model id or a folder."
         return [Finding(_GROUP, "model", Status.FAILURE, "`model_name_or_path` is missing", remedy)]
     try:
-        check_model(name)
+        check_model_folder(name)
     except ConfigurationError as error:
         return [Finding(_GROUP, "model", Status.FAILURE, one_line(error))]
     remote_code = bool(recipe.training.trust_remote_code)

@@ -107,6 +107,7 @@ def test_settings_that_cannot_work_are_refused_by_name(values, words, tmp_path):
 
 def test_the_embedded_analyzer_is_used_where_no_model_is_named(tmp_path):
     assert configured_analyzer(tiny.config(tmp_path)).name == "extractive"
+    assert configured_analyzer(tiny.config(tmp_path, analyzer_model="embedded")).name == "extractive"
     unused = tiny.config(tmp_path, analyzer_model="deepseek/m", guidance="none")
     assert configured_analyzer(unused).name == "extractive", "and no key is asked for"
     with pytest.raises(ConfigurationError, match="DEEPSEEK_API_KEY"):

@@ -1,14 +1,21 @@
-"""Models as a command line names them: what is not on this disk is refused before the Hub is asked."""
+"""Models by their names: what was meant as a folder and is none is refused before the Hub is asked."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..checkpoints import last_checkpoint, weights_fault
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, TaspoError
 
 
-def check_model(name: str) -> None:
+_SHOWN_CHARS = 300
+_OF_LOADING = ("Unrecognized model", "Unrecognized processing class", "does not recognize this architecture")
+
+
+def check_model_folder(name: str) -> None:
     """Refuse a model that was meant as a folder here and is none, or holds only checkpoints of a run.
 
     Raises:
@@ -33,6 +40,39 @@ def check_model(name: str) -> None:
         raise ConfigurationError(
             f"{name} holds checkpoints but no model: its run has not ended (yet). Its last checkpoint is {last}."
         )
+    raise ConfigurationError(
+        f"{name} holds no model: there is neither a config.json nor an adapter_config.json, but {_listed(path)}. Name "
+        "a folder that `taspo train` saved, or the model's id on the Hub."
+    )
+
+
+@contextlib.contextmanager
+def loading(name: Any) -> Iterator[None]:
+    """Name the model in what transformers says of one that it cannot load, with what can be done.
+
+    Args:
+        name (`str` or `Any`):
+            The model's name; anything else is a model already, and nothing is changed.
+
+    Raises:
+        ConfigurationError: there is no such model, its files cannot be read, or nothing here knows its architecture.
+    """
+    try:
+        yield
+    except TaspoError:
+        raise
+    except (OSError, ValueError) as error:
+        told = " ".join(str(error).split())
+        is_told = isinstance(error, OSError) and error.errno is None  # the system's own have a number
+        if not isinstance(name, str) or not (is_told or any(one in told for one in _OF_LOADING)):
+            raise
+        local = Path(name).exists()
+        remedy = (
+            "Look at its files: a kill or an interrupted copy leaves some that end early."
+            if local
+            else f"Is the name right? Without a network, `hf download {name}` where there is one, and name the folder."
+        )
+        raise ConfigurationError(f"The model {name} cannot be loaded: {told[:_SHOWN_CHARS]} {remedy}") from error
 
 
 def _check_weights(path: Path) -> None:
