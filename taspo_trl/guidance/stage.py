@@ -208,6 +208,8 @@ class GuidanceStage:
         done = [work for work in self._work if _is_done(work.prepared, deadline)]
         good = [work for work in done if not work.prepared.cancelled() and work.prepared.exception() is None]
         for work in done:
+            if work.is_queued.is_set():
+                continue
             others = tuple((one.group, one.prepared.result()) for one in good if one is not work)
             work.context = replace(work.context, others=others)
             self._build(work, work.prepared)
@@ -234,6 +236,22 @@ class GuidanceStage:
             if not work.is_cancelled:
                 self._last_answer = max(self._last_answer, time.monotonic())
         return guidance
+
+    def targets(self) -> set[str]:
+        """Uids of the trajectories for which guidance is being made or was made."""
+        return {target.uid for work in self._work for target in work.targets}
+
+    def is_done(self, timeout: float = 0.0) -> bool:
+        """Whether [`collect`] would not wait, after at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        if not all(_is_done(work.prepared, deadline) for work in self._work):
+            return False
+        if self._construction is not None and self._construction.needs_others:
+            self._build_with_others(deadline)
+        return all(
+            work.is_queued.wait(_seconds_to(deadline)) and all(_is_done(one, deadline) for one in work.built)
+            for work in self._work
+        )
 
     def collect(self) -> GuidanceBatch:
         """Wait for all submitted groups, within the time budget.

@@ -1,15 +1,16 @@
 """Paired log-probabilities: the frozen rollout policy's view of its own tokens with and without guidance (E3).
 
-Both branches run in the same engine with the same numerics. The positions before the splice point are the same in
-both, so they are computed once: each branch continues from the same keys and values. With an empty block both
-continuations are the same computation, and the shift is 0 exactly.
+A pass runs rows as they stand and keeps their keys and values. Each guided branch continues from those before the
+splice point, so that block and tail alone are computed in addition. A branch without a block is the pass itself, and
+its shift is 0 exactly.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -57,8 +58,134 @@ def continues_from_shared_keys(model: Any) -> bool:
     return getattr(_base(model), _CONTINUES, True)
 
 
-Kind = tuple[int, bool, bool]
-"""(number of blocks, whether one is empty, whether they stand before the chat): rows of one kind share forwards."""
+Forwards = tuple[int, int]
+"""(guided forwards that continue from keys, guided forwards of whole rows) of one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A row of a pass with a block in it."""
+
+    source: int
+    """Its row in the pass."""
+    start: int
+    """How many positions of that row it takes over; 0 = none."""
+    ids: tuple[int, ...]
+    """The whole sequence, block included."""
+    positions: tuple[int, ...]
+    """Indices into `ids` of the tokens whose log-probability is needed."""
+
+
+@dataclass(frozen=True)
+class PassKeys:
+    """Keys and values of the rows of a pass, padded on the right."""
+
+    cache: Any
+
+
+def pass_keys(model: Any, cache: Any) -> PassKeys | None:
+    """What a pass kept, where `model` may be continued from it more than once."""
+    return PassKeys(cache) if continues_from_shared_keys(model) and _is_plain_cache(cache) else None
+
+
+def branches_of(row: PairedRow, source: int, *, with_empty: bool = False) -> list[Branch | None]:
+    """The guided branches of a row, in the order of its blocks; None for an empty block: that is the pass itself.
+
+    Args:
+        row (`PairedRow`):
+            What is scored.
+        source (`int`):
+            Its row in the pass.
+        with_empty (`bool`, *optional*, defaults to `False`):
+            A branch for empty blocks too: another model than the one of the pass plays it.
+    """
+    made: list[Branch | None] = []
+    for block in row.blocks:
+        if not block and not with_empty:
+            made.append(None)
+            continue
+        # What predicts the first wanted token is computed anew: the block's end, or the last position before it.
+        start = row.splice_index if block else max(row.splice_index - 1, 0)
+        ids = insert_block(row.ids, row.splice_index, block)
+        made.append(Branch(source, start, ids, tuple(p + len(block) for p in row.positions)))
+    return made
+
+
+def num_branch_forwards(branches: Sequence[Branch], max_tokens: int) -> Forwards:
+    """How many forwards [`branch_logps`] makes of `branches`."""
+    continued, whole = _plan(branches, max_tokens)
+    return len(continued), len(whole)
+
+
+def most_forwards(schedules: Sequence[Sequence[Forwards]]) -> list[Forwards]:
+    """What all processes run, each of them by its own schedule at least: the most of each pass."""
+    passes = zip_longest(*schedules, fillvalue=(0, 0))
+    return [(max(c for c, _ in one), max(w for _, w in one)) for one in passes]
+
+
+def branch_logps(
+    model: Any,
+    branches: Sequence[Branch],
+    keys: PassKeys | None,
+    *,
+    max_tokens: int,
+    pad_token_id: int = 0,
+    forward: Forward | None = None,
+    least: Forwards = (0, 0),
+) -> list[tuple[float, ...]]:
+    """The log-probabilities of guided branches, in token-budget batches.
+
+    Args:
+        model:
+            The policy of the pass, as in [`score_pairs`].
+        branches (`Sequence[Branch]`):
+            Branches of rows of one pass; the result has the same order.
+        keys ([`PassKeys`], *optional*):
+            Of that pass. If `None`, every branch is computed whole.
+        max_tokens (`int`):
+            Bound on branches x (longest part taken over + longest part computed) of a forward.
+        pad_token_id (`int`, *optional*, defaults to `0`), forward (`Callable`, *optional*):
+            As in [`score_pairs`].
+        least (`Forwards`, *optional*, defaults to `(0, 0)`):
+            At least so many forwards are run, the missing ones on a dummy.
+    """
+    call, device = forward or model, _device(model)
+    continued, whole = _plan(branches, max_tokens)
+    results: list[tuple[float, ...]] = [()] * len(branches)
+
+    def run(members: Sequence[Branch], from_keys: bool) -> list[list[float]]:
+        sequences, wanted = [one.ids for one in members], [list(one.positions) for one in members]
+        if not from_keys or keys is None:
+            return _full_logps(call, sequences, wanted, pad_token_id, device)
+        starts = [one.start for one in members]
+        prefix = _taken_over(keys, [one.source for one in members], starts, device)
+        return _continued_logps(model, call, prefix, sequences, starts, wanted, pad_token_id, device)
+
+    for plan, from_keys, number in ((continued, True, least[0]), (whole, False, least[1])):
+        for batch in plan:
+            for index, values in zip(batch, run([branches[k] for k in batch], from_keys), strict=True):
+                results[index] = tuple(values)
+        for _ in range(number - len(plan)):
+            run([Branch(0, int(from_keys), (0, 0, 0), (2,))], from_keys)
+    return results
+
+
+def _plan(branches: Sequence[Branch], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Batches of branches that continue, and of those that take nothing over."""
+    # By what is computed, which is what padding costs.
+    order = sorted(range(len(branches)), key=lambda k: (branches[k].start - len(branches[k].ids), -branches[k].start))
+    plans: tuple[list[list[int]], list[list[int]]] = ([], [])
+    for plan, takes_over in zip(plans, (True, False), strict=True):
+        taken = tail = 0  # of the open batch, whose first member has the longest tail
+        for k in (k for k in order if bool(branches[k].start) is takes_over):
+            start = branches[k].start
+            if plan and (max(taken, start) + tail) * (len(plan[-1]) + 1) <= max_tokens:
+                plan[-1].append(k)
+                taken = max(taken, start)
+            else:
+                plan.append([k])
+                taken, tail = start, len(branches[k].ids) - start
+    return plans
 
 
 def score_pairs(
@@ -68,7 +195,7 @@ def score_pairs(
     max_tokens: int,
     pad_token_id: int = 0,
     forward: Forward | None = None,
-    num_batches: Mapping[Kind, int] | None = None,
+    schedule: Sequence[Forwards] = (),
     teacher: Any = None,
 ) -> list[PairedLogps]:
     """Score every row in all its branches, in length-sorted token-budget batches.
@@ -80,104 +207,76 @@ def score_pairs(
         rows (`Sequence[PairedRow]`):
             What to score; the result has the same order.
         max_tokens (`int`):
-            Bound on rows x (longest row + longest block) of a batch.
+            Bound on rows x longest row of a pass, and on the guided forwards behind it as in [`branch_logps`].
         pad_token_id (`int`, *optional*, defaults to `0`):
             Fills the rectangle; never attended to.
         forward (`Callable`, *optional*):
             How the policy is called; defaults to `model`.
-        num_batches (`Mapping[Kind, int]`, *optional*):
-            At least so many batches of each kind are run, the missing ones on a dummy row, because sharded models need
-            the same number of forwards on every process.
+        schedule (`Sequence[Forwards]`, *optional*):
+            At least so many passes with at least so many guided forwards behind each are run, the missing ones on
+            dummies, because sharded models need the same number of forwards on every process.
         teacher (*optional*):
-            Another model that plays the guided branches, prepared like `model`; None = `model` itself, with the keys
-            and values of the common prefix shared between the branches.
+            Another model that plays the guided branches, prepared like `model`; None = `model` itself, whose keys and
+            values both branches share.
 
     Returns:
         `list[PairedLogps]`: plain floats, as the model gave them; non-finite values are the caller's to judge.
     """
-    scorer = _Scorer(model, forward or model, teacher, pad_token_id)
-    batches = _plan(rows, max_tokens)
+    plan = pack_rows([len(row.ids) for row in rows], max_tokens)
     results: list[PairedLogps | None] = [None] * len(rows)
-    for kind in sorted({*batches, *(num_batches or {})}):
-        for batch in batches.get(kind, ()):
-            for index, scored in zip(batch, scorer.score([rows[i] for i in batch]), strict=True):
-                results[index] = scored
-        for _ in range((num_batches or {}).get(kind, 0) - len(batches.get(kind, ()))):
-            scorer.score([_dummy(kind)])
+    for k, least in enumerate(most_forwards([[(0, 0)] * len(plan), schedule])):
+        batch = plan[k] if k < len(plan) else []
+        members = [rows[i] for i in batch] or [_DUMMY]
+        branches = [branches_of(row, source, with_empty=teacher is not None) for source, row in enumerate(members)]
+        guided = [one for of_row in branches for one in of_row if one is not None]
+        who, call = (model, forward) if teacher is None else (teacher, teacher)
+        needs_keys = any(one.start for one in guided) or least[0] > 0
+        plain, cache = _pass(forward or model, members, needs_keys and teacher is None, pad_token_id, _device(model))
+        if teacher is not None and len(guided) > len(members):  # several branches of a row: its prefix once
+            _, cache = _pass(teacher, members, True, pad_token_id, _device(teacher))
+        keys = pass_keys(who, cache)
+        values = iter(
+            branch_logps(
+                who, guided, keys, max_tokens=max_tokens, pad_token_id=pad_token_id, forward=call, least=least
+            )
+        )
+        for index, own, of_row in zip(batch, plain, branches, strict=False):  # a dummy has no index
+            own_logps = tuple(own)
+            results[index] = PairedLogps(own_logps, tuple(own_logps if b is None else next(values) for b in of_row))
     return [result for result in results if result is not None]
 
 
-def num_score_batches(rows: Sequence[PairedRow], max_tokens: int) -> dict[Kind, int]:
-    """How many batches of each kind [`score_pairs`] makes of `rows`."""
-    return {kind: len(batches) for kind, batches in _plan(rows, max_tokens).items()}
+def score_schedule(rows: Sequence[PairedRow], max_tokens: int) -> list[Forwards]:
+    """The passes that [`score_pairs`] makes of `rows`, with the guided forwards behind each."""
+    return [
+        num_branch_forwards([b for i in batch for b in branches_of(rows[i], 0) if b is not None], max_tokens)
+        for batch in pack_rows([len(row.ids) for row in rows], max_tokens)
+    ]
 
 
-def _dummy(kind: Kind) -> PairedRow:
-    num_blocks, is_empty, at_start = kind
-    return PairedRow((0, 0, 0), 0 if at_start else 2, (() if is_empty else (0,),) * num_blocks, (2,))
+_DUMMY = PairedRow((0, 0, 0), 0, (), (2,))
 
 
-def _kind(row: PairedRow) -> Kind:
-    # Rows with an empty block share no batch with others: padding would differ between their branches, and with it the
-    # last bits that make an empty block's shift exactly 0.
-    return len(row.blocks), any(not block for block in row.blocks), row.splice_index == 0
+def _pass(
+    call: Forward, rows: Sequence[PairedRow], keep_keys: bool, pad_token_id: int, device: torch.device
+) -> tuple[list[list[float]], Any]:
+    """The plain log-probabilities of rows as they stand, and what the model keeps of them."""
+    wanted = [list(row.positions) for row in rows]
+    return _run_whole(call, [row.ids for row in rows], wanted, pad_token_id, device, keep_keys)
 
 
-def _plan(rows: Sequence[PairedRow], max_tokens: int) -> dict[Kind, list[list[int]]]:
-    members: dict[Kind, list[int]] = {}
-    for i, row in enumerate(rows):
-        members.setdefault(_kind(row), []).append(i)
-    plan = {}
-    for kind in sorted(members):
-        lengths = [len(rows[i].ids) + max(map(len, rows[i].blocks)) for i in members[kind]]
-        plan[kind] = [[members[kind][k] for k in batch] for batch in pack_rows(lengths, max_tokens)]
-    return plan
-
-
-@dataclass(frozen=True)
-class _Scorer:
-    """Scores batches of rows of one kind."""
-
-    model: Any
-    call: Forward
-    teacher: Any
-    pad_token_id: int
-
-    def score(self, rows: list[PairedRow]) -> list[PairedLogps]:
-        # One position of the common prefix stays in the continuation: it predicts the first spliced token's successor
-        # even where the reply follows at once.
-        starts = [row.splice_index - 1 for row in rows]
-        prefix = self._prefix(self.model, self.call, rows, starts)
-        plain = self._branch(self.model, self.call, prefix, rows, starts, None)
-        model, call = self.model, self.call
-        if self.teacher is not None:
-            model = call = self.teacher
-            prefix = self._prefix(model, call, rows, starts)
-        guided = [self._branch(model, call, prefix, rows, starts, k) for k in range(len(rows[0].blocks))]
-        return [
-            PairedLogps(tuple(plain[row]), tuple(tuple(branch[row]) for branch in guided)) for row in range(len(rows))
-        ]
-
-    def _prefix(self, model: Any, call: Forward, rows: list[PairedRow], starts: list[int]) -> _Prefix | None:
-        if starts[0] < 0 or not continues_from_shared_keys(model):
-            return None
-        return _shared_prefix(model, call, rows, starts, self.pad_token_id, _device(model))
-
-    def _branch(
-        self,
-        model: Any,
-        call: Forward,
-        prefix: _Prefix | None,
-        rows: list[PairedRow],
-        starts: list[int],
-        block: int | None,
-    ) -> list[list[float]]:
-        blocks = [() if block is None else row.blocks[block] for row in rows]
-        sequences = [insert_block(row.ids, row.splice_index, one) for row, one in zip(rows, blocks, strict=True)]
-        wanted = [[p + len(one) for p in row.positions] for row, one in zip(rows, blocks, strict=True)]
-        if prefix is None:
-            return _full_logps(call, sequences, wanted, self.pad_token_id, _device(model))
-        return _continued_logps(model, call, prefix, sequences, starts, wanted, self.pad_token_id, _device(model))
+def _taken_over(keys: PassKeys, sources: list[int], starts: list[int], device: torch.device) -> _Prefix:
+    """The first positions of some rows of a pass, once for each branch."""
+    width = max(starts)
+    cache = copy.copy(keys.cache)
+    cache.layers = [copy.copy(layer) for layer in keys.cache.layers]
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, :width], layer.values[:, :, :width]
+        if sources != list(range(layer.keys.shape[0])):
+            index = torch.tensor(sources, device=layer.keys.device)
+            layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
+    mask = (torch.arange(width) < torch.tensor(starts).unsqueeze(1)).long()
+    return _Prefix(cache, mask.to(device))
 
 
 def _device(model: Any) -> torch.device:
@@ -247,16 +346,27 @@ def _continued_logps(
 def _full_logps(
     call: Forward, sequences: list[tuple[int, ...]], wanted: list[list[int]], pad_token_id: int, device: torch.device
 ) -> list[list[float]]:
+    return _run_whole(call, sequences, wanted, pad_token_id, device, False)[0]
+
+
+def _run_whole(
+    call: Forward,
+    sequences: list[tuple[int, ...]],
+    wanted: list[list[int]],
+    pad_token_id: int,
+    device: torch.device,
+    keep_keys: bool,
+) -> tuple[list[list[float]], Any]:
     input_ids, mask = _rectangle(sequences, pad_token_id)
     selected, targets = _selection(input_ids.shape[1], sequences, [0] * len(sequences), wanted)
     output = call(
         input_ids=input_ids.to(device),
         attention_mask=mask.to(device),
-        use_cache=False,
+        use_cache=keep_keys,
         selected_positions=selected.to(device),
         selected_targets=targets.to(device),
     )
-    return _split(output.logps, wanted)
+    return _split(output.logps, wanted), output.cache
 
 
 def _selection(

@@ -39,6 +39,8 @@ class PairPlan:
     """What to score of a batch."""
 
     pairs: tuple[PairedRow, ...]
+    rows: tuple[int, ...]
+    """For each pair the index of the row that it is of."""
     names: tuple[tuple[str, ...], ...]
     """For each pair the names of its blocks, in the order of `PairedRow.blocks`."""
     turns: tuple[tuple[tuple[TurnKey, tuple[int, ...]], ...], ...]
@@ -71,10 +73,11 @@ def plan_pairs(
             Which blocks and tokens. If `None`, the action under every block that a trajectory has.
     """
     made = _Maker(trajectories, window, scope)
-    for row in rows:
-        made.add(row, guidance.get(row.traj_uid))
+    for index, row in enumerate(rows):
+        made.add(index, row, guidance.get(row.traj_uid))
     return PairPlan(
         tuple(made.pairs),
+        tuple(made.rows),
         tuple(made.names),
         tuple(made.turns),
         made.unscorable,
@@ -87,12 +90,13 @@ class _Maker:
     def __init__(self, trajectories: Mapping[str, Trajectory], window: int | None, scope: ScoreScope | None):
         self.trajectories, self.window, self.scope = trajectories, window, scope
         self.pairs: list[PairedRow] = []
+        self.rows: list[int] = []
         self.names: list[tuple[str, ...]] = []
         self.turns: list[tuple[tuple[TurnKey, tuple[int, ...]], ...]] = []
         self.unscorable: dict[TurnKey, str] = {}
         self.missing: dict[TurnKey, dict[str, str]] = {}
 
-    def add(self, row: Row, guidance: Guidance | None) -> None:
+    def add(self, index: int, row: Row, guidance: Guidance | None) -> None:
         blocks = dict(guidance.blocks) if guidance else {}
         wanted = tuple(blocks) if self.scope is None else self.scope.blocks
         if not blocks and "" not in wanted:
@@ -124,10 +128,11 @@ class _Maker:
             alike.setdefault(tuple(branches), []).append((turn, places))
         for branches_of, members in alike.items():
             for at_start in (False, True):
-                self._pair(row, [b for b in branches_of if b[2] is at_start], members, at_start)
+                self._pair(index, row, [b for b in branches_of if b[2] is at_start], members, at_start)
 
     def _pair(
         self,
+        index: int,
         row: Row,
         branches: Sequence[tuple[str, tuple[int, ...], bool]],
         members: Sequence[tuple[RowTurn, tuple[int, ...]]],
@@ -140,6 +145,7 @@ class _Maker:
         ids = row.ids[: positions[-1] + 1]
         splice_index = 0 if at_start or row.splice_index is None else row.splice_index
         self.pairs.append(PairedRow(ids, splice_index, tuple(ids for _, ids, _ in branches), tuple(positions)))
+        self.rows.append(index)
         self.names.append(tuple(name for name, _, _ in branches))
         self.turns.append(tuple(((row.traj_uid, turn.turn_idx), places) for turn, places in members))
 

@@ -118,6 +118,7 @@ def selected_forward(
     tensors: Mapping[str, torch.Tensor],
     want_entropies: bool = False,
     distribution: Distribution | None = None,
+    keep_keys: bool = False,
 ) -> Any:
     """One forward over collated rows: what `model`, with [`add_selected_projection`], says of their loss tokens.
 
@@ -130,15 +131,17 @@ def selected_forward(
             Whether the entropies are needed too.
         distribution ([`~taspo_trl.scoring.distributions.Distribution`], *optional*):
             What is needed of the whole distributions; their gradient flows too. None leaves the forward as it is.
+        keep_keys (`bool`, *optional*, defaults to `False`):
+            Whether keys and values are needed, to continue from.
 
     Returns:
-        [`SelectedOutput`]: with `logps`, and `entropies`, `reduced` and `hidden` when wanted.
+        [`SelectedOutput`]: with `logps`, and `cache`, `entropies`, `reduced` and `hidden` when wanted.
     """
     more: dict[str, Any] = {} if distribution is None else {"selected_distribution": distribution}
     return model(
         input_ids=tensors["input_ids"],
         attention_mask=tensors["attention_mask"],
-        use_cache=False,
+        use_cache=keep_keys,
         selected_positions=tensors["positions"],
         selected_targets=tensors["targets"],
         selected_entropies=want_entropies,

@@ -6,6 +6,7 @@ dropout; every training flag is restored.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,22 @@ from ..loss.batches import LossRow, collate, logps_of, with_logps
 from ..loss.distillation.compose import teacher_columns
 from ..loss.plan import UpdatePlan
 from ..scoring.alternatives import AlternativeTurn, num_alternative_forwards, score_turns
-from ..scoring.paired import PairedLogps, PairedRow, num_score_batches, score_pairs
+from ..scoring.paired import (
+    PairedLogps,
+    PairedRow,
+    branch_logps,
+    most_forwards,
+    pass_keys,
+    score_pairs,
+    score_schedule,
+)
 from ..scoring.pairs import TurnKey
 from ..scoring.projection import selected_forward
 from ..scoring.teachers import PolicyAccess, RolloutTeacher, TeacherScorer
 from ..scoring.whole import WholeRow, spliced_row
 from ..types import Alternatives
 from .adapters import reference_adapter
+from .riding import Ride
 
 
 @dataclass(frozen=True)
@@ -94,27 +104,65 @@ class PolicyPasses:
             )
         return tensors
 
-    def with_logps(self, plan: UpdatePlan, *, old: bool, reference: bool) -> dict[int, LossRow]:
+    def with_logps(
+        self, plan: UpdatePlan, *, old: bool, reference: bool, ride: Ride | None = None
+    ) -> dict[int, LossRow]:
         """The rows of this process with log pi_old and log pi_ref, in the micro-batches of the update.
 
         Since the update runs the same micro-batches, its first ratio is exactly 1.
+
+        Args:
+            plan (`UpdatePlan`):
+                The update.
+            old (`bool`), reference (`bool`):
+                What is needed.
+            ride ([`~taspo_trl.training.riding.Ride`], *optional*):
+                What is scored on the way of log pi_old. It keeps the keys of one micro-batch at a time.
         """
         rows = dict(plan.loss_rows)
         if not old and not reference:
             return rows
+        micro_batches = [
+            pair
+            for micro, indices in zip(plan.batches(rows), plan.micro_batches, strict=True)
+            for pair in zip(micro, indices, strict=True)
+        ]
         with torch.no_grad():
-            for micro, indices in zip(plan.batches(rows), plan.micro_batches, strict=True):
-                for batch, members in zip(micro, indices, strict=True):
-                    tensors = self.collate(batch)
-                    old_logps = logps_of(self._policy_logps(tensors), batch) if old else None
-                    ref_logps = logps_of(self._reference_logps(tensors), batch) if reference else None
-                    for k, row in enumerate(members):  # a zero row has no members
-                        rows[row] = with_logps(
-                            rows[row],
-                            old_logps=old_logps[k] if old_logps else None,
-                            ref_logps=ref_logps[k] if ref_logps else None,
-                        )
+            for k in range(len(micro_batches)) if ride is None else ride.order:
+                batch, members = micro_batches[k]
+                tensors = self.collate(batch)
+                old_logps = self._old_logps(k, tensors, batch, ride) if old else None
+                ref_logps = logps_of(self._reference_logps(tensors), batch) if reference else None
+                for place, row in enumerate(members):  # a zero row has no members
+                    rows[row] = with_logps(
+                        rows[row],
+                        old_logps=old_logps[place] if old_logps else None,
+                        ref_logps=ref_logps[place] if ref_logps else None,
+                    )
         return rows
+
+    def _old_logps(
+        self, k: int, tensors: Mapping[str, torch.Tensor], batch: Sequence[LossRow], ride: Ride | None
+    ) -> list[tuple[float, ...]]:
+        branches, least = ([], (0, 0)) if ride is None else ride.branches(k)
+        with frozen_mode(self.model), self.accelerator.autocast():
+            output = selected_forward(self.model, tensors, keep_keys=least[0] > 0)
+            plain = logps_of(output.logps, batch)
+            if ride is not None:
+                started = time.perf_counter()
+                model = self.accelerator.unwrap_model(self.model)
+                guided = branch_logps(
+                    model,
+                    branches,
+                    pass_keys(model, output.cache),
+                    max_tokens=self.max_tokens,
+                    pad_token_id=self.pad_token_id,
+                    forward=self.model,
+                    least=least,
+                )
+                ride.take(k, batch, plain, guided)
+                ride.seconds += time.perf_counter() - started
+        return plain
 
     def score(self, pairs: Sequence[PairedRow], teacher: TeacherScorer | None = None) -> list[PairedLogps]:
         """Score the pairs of the global batch, each process a share of about equal tokens.
@@ -139,8 +187,7 @@ class PolicyPasses:
         return [results[k] for k in range(len(pairs))]
 
     def _paired(self, mine: Sequence[PairedRow], everybody: Sequence[Sequence[PairedRow]]) -> list[PairedLogps]:
-        counts = [num_score_batches(share, self.max_tokens) for share in everybody]
-        num_batches = {kind: max(one.get(kind, 0) for one in counts) for kind in {k for one in counts for k in one}}
+        schedule = most_forwards([score_schedule(share, self.max_tokens) for share in everybody])
         with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
             return score_pairs(
                 self.accelerator.unwrap_model(self.model),
@@ -148,7 +195,7 @@ class PolicyPasses:
                 max_tokens=self.max_tokens,
                 pad_token_id=self.pad_token_id,
                 forward=self.model,
-                num_batches=num_batches,
+                schedule=schedule,
             )
 
     def score_alternatives(self, turns: Sequence[AlternativeTurn]) -> dict[TurnKey, Alternatives]:
@@ -201,10 +248,6 @@ class PolicyPasses:
             self.temperature,
             self.in_fp32,
         )
-
-    def _policy_logps(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        with frozen_mode(self.model):
-            return self._logps(self.model, tensors)
 
     def _reference_logps(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if self.ref_model is not None:

@@ -28,7 +28,7 @@ from ..reporting.metrics import rollout_report
 from ..rollout.advantages import scaled_advantages
 from ..rollout.groups import CollectedGroup, Collector
 from ..rollout.tasks import group_id_of
-from ..scoring.pairs import ScoreScope, TurnKey, plan_pairs, turn_scores
+from ..scoring.pairs import PairPlan, ScoreScope, TurnKey, plan_pairs, turn_scores
 from ..scoring.teachers import TeacherScorer
 from ..seeds import derive_seed
 from ..types import Credit, ReplyScore, Trajectory
@@ -36,10 +36,15 @@ from .alternatives import AlternativeScoring
 from .checkpoint import Buffer
 from .distilling import Distilling
 from .passes import PolicyPasses
+from .riding import Ride
 from .simulator import Simulator
 
 
 logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 0.5
+"""How long the pass of log pi_old waits for guidance. Analyzers that answer at once and cached answers are in time for
+the whole batch, so that a run's last bits do not hang on the moment at which a thread ended."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,7 @@ class ExperienceMaker:
         advantages_G = scaled_advantages(centred_G, rewards, self.settings.scale_rewards)
         flat_G = [not any(centred) for centred in centred_G]
         advantages = [advantage for group in advantages_G for advantage in group]
-        guided: GuidanceBatch | None = None
+        arrival = _Arrival(self.guidance, self.collector.gather)
         credits: Mapping[str, Credit] = {}
         assigned: Assigned | None = None
         try:
@@ -197,15 +202,15 @@ class ExperienceMaker:
                     seconds |= costs
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
             # What needs no guidance is computed while the analyzer still works.
+            needs_old = layout.is_off_policy or self.settings.correction is not None
+            ride = self._ride(batch, plan, arrival) if needs_old else None
             with _timed(seconds, "time/logps"):
                 loss_rows = self.passes.with_logps(
-                    plan,
-                    old=layout.is_off_policy or self.settings.correction is not None,
-                    reference=self.settings.has_reference,
+                    plan, old=needs_old, reference=self.settings.has_reference, ride=ride
                 )
                 loss_rows, sampling_report = self._correct(plan, loss_rows, trajectories)
             with _timed(seconds, "time/analyzer_visible"):
-                guided = self._collect_guidance()
+                guided = arrival.wait()
             if self.alternatives is not None:
                 with _timed(seconds, "time/alternatives"):
                     others_seed = derive_seed("alternatives", seed, rollout)
@@ -215,18 +220,21 @@ class ExperienceMaker:
                     batch = replace(batch, alternatives=others)
                     seconds |= costs
             with _timed(seconds, "time/scoring"):
-                assigned = self.settings.recipe.assign(self._scored(batch, plan, guided))
+                assigned = self.settings.recipe.assign(self._scored(batch, plan, guided, ride))
                 credits = assigned.credits
                 if self.distilling is not None:
                     by_uid = {t.uid: t for t in trajectories}
                     loss_rows, coefficients = self.distilling.rows(plan, loss_rows, by_uid, guided.guidance)
                     credits = _with_coefficients(credits, trajectories, coefficients)
+            if ride is not None:
+                seconds["time/logps"] -= ride.seconds
+                seconds["time/scoring"] += ride.seconds
         except BaseException:
             self.guidance.cancel()
             raise
         finally:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
-            records = self._records(collected, guided, credits, rollout, step)
+            records = self._records(collected, arrival.taken, credits, rollout, step)
             self._write_records(records, rollout, num_steps)
         report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), guided.calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
@@ -264,17 +272,6 @@ class ExperienceMaker:
         sums = correction_sums(corrected, plan.rows, by_uid, settings)
         return corrected, correction_metrics(self.collector.gather([sums]))
 
-    def _collect_guidance(self) -> GuidanceBatch:
-        """The guidance of all groups, known on every process."""
-        shared = self.collector.gather([self.guidance.collect()])
-        return GuidanceBatch(
-            guidance={uid: one for part in shared for uid, one in part.guidance.items()},
-            extractions={group_id: one for part in shared for group_id, one in part.extractions.items()},
-            work_seconds=max(part.work_seconds for part in shared),
-            visible_seconds=max(part.visible_seconds for part in shared),
-            calls=tuple(call for part in shared for call in part.calls),
-        )
-
     def _moves(self, batch: Batch) -> list[list[bool]]:
         """Which turns can carry a loss. Rows are planned before anything is scored: what a rule makes of the scores is
         not known yet, only whether it moves trajectories without an advantage."""
@@ -282,15 +279,32 @@ class ExperienceMaker:
             return [[True] * len(t.turns) for t in batch.trajectories]
         return [[a != 0 for a in row] for row in self.settings.recipe.advantage(batch)]
 
-    def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch) -> Batch:
-        """The batch with the log-probabilities that the method needs."""
+    def _ride(self, batch: Batch, plan: UpdatePlan, arrival: _Arrival) -> Ride | None:
+        """Scoring on the way of log pi_old, where the policy itself plays the guided branch."""
+        if self.settings.recipe.rule_needs.scope == "none" or self.teacher is not None:
+            return None
+
+        def ask() -> PairPlan | None:
+            guided = arrival.if_done()
+            return None if guided is None else self._pairs(batch, plan, guided)
+
+        return Ride(plan, arrival.targets(), ask, self.collector.gather, self.passes.max_tokens)
+
+    def _pairs(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch) -> PairPlan:
         needs = self.settings.recipe.rule_needs
+        scope = ScoreScope(("",) if needs.plain_only else needs.blocks, needs.scope)
+        by_uid = {t.uid: t for t in batch.trajectories}
+        return plan_pairs(plan.rows, by_uid, guided.guidance, self.settings.model_window, scope)
+
+    def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch, ride: Ride | None) -> Batch:
+        """The batch with the log-probabilities that the method needs."""
         scores: dict[TurnKey, ReplyScore] = {}
-        if needs.scope != "none":
-            scope = ScoreScope(("",) if needs.plain_only else needs.blocks, needs.scope)
-            by_uid = {t.uid: t for t in batch.trajectories}
-            pairs = plan_pairs(plan.rows, by_uid, guided.guidance, self.settings.model_window, scope)
-            scores = turn_scores(pairs, self.passes.score(pairs.pairs, self.teacher))
+        if self.settings.recipe.rule_needs.scope != "none":
+            pairs = self._pairs(batch, plan, guided)
+            logps = {} if ride is None else ride.scored()
+            rest = [k for k in range(len(pairs.pairs)) if k not in logps]
+            logps |= zip(rest, self.passes.score([pairs.pairs[k] for k in rest], self.teacher), strict=True)
+            scores = turn_scores(pairs, [logps[k] for k in range(len(pairs.pairs))])
         unguided = {uid: one.abstain_reason or "unexplained" for uid, one in guided.guidance.items() if not one}
         return replace(batch, scores=scores, unguided=unguided)
 
@@ -342,6 +356,41 @@ class ExperienceMaker:
         with spared("records of episodes", path):
             write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
             logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)
+
+
+@dataclass
+class _Arrival:
+    """The guidance of a batch, known on every process; taken once."""
+
+    stage: GuidanceStage
+    gather: Callable[[list], list]
+    taken: GuidanceBatch | None = None
+    _has_asked: bool = False
+
+    def targets(self) -> set[str]:
+        """Uids of the trajectories that may be guided."""
+        return {uid for part in self.gather([sorted(self.stage.targets())]) for uid in part}
+
+    def if_done(self) -> GuidanceBatch | None:
+        """The guidance, if no process would wait for it; the first time that is asked, after a moment of grace."""
+        if self.taken is None:
+            is_done = self.stage.is_done(0.0 if self._has_asked else GRACE_SECONDS)
+            self._has_asked = True
+            if not all(self.gather([is_done])):
+                return None
+        return self.wait()
+
+    def wait(self) -> GuidanceBatch:
+        if self.taken is None:
+            shared = self.gather([self.stage.collect()])
+            self.taken = GuidanceBatch(
+                guidance={uid: one for part in shared for uid, one in part.guidance.items()},
+                extractions={group_id: one for part in shared for group_id, one in part.extractions.items()},
+                work_seconds=max(part.work_seconds for part in shared),
+                visible_seconds=max(part.visible_seconds for part in shared),
+                calls=tuple(call for part in shared for call in part.calls),
+            )
+        return self.taken
 
 
 def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], batch: Batch, assigned: Assigned) -> Buffer:

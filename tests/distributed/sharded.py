@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from taspo_trl.loss.batches import EMPTY_ROW, LossRow, collate
 from taspo_trl.loss.objective import taspo_loss
-from taspo_trl.scoring.paired import PairedRow, num_score_batches, score_pairs
+from taspo_trl.scoring.paired import PairedRow, most_forwards, score_pairs, score_schedule
 from taspo_trl.scoring.projection import add_selected_projection, selected_forward
 from tests import tiny
 
@@ -70,10 +70,9 @@ def run(output: Path, tied: bool) -> None:
     # The shares differ in number of batches; zero rows and dummy batches keep the processes in step.
     everything = pairs()
     mine = everything[rank::world]
-    counts = [num_score_batches(everything[r::world], 30) for r in range(world)]
-    most_of = {kind: max(one.get(kind, 0) for one in counts) for kind in {kind for one in counts for kind in one}}
+    schedule = most_forwards([score_schedule(everything[r::world], 30) for r in range(world)])
     with torch.no_grad():
-        scored = score_pairs(model, mine, max_tokens=30, num_batches=most_of)
+        scored = score_pairs(model, mine, max_tokens=30, schedule=schedule)
     share = rows()[rank::world]
     most = -(-len(rows()) // world)
     batches = [[row] for row in share] + [[EMPTY_ROW]] * (most - len(share))

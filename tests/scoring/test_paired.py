@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from taspo_trl.generation.frozen import frozen_mode
-from taspo_trl.scoring.paired import PairedRow, num_score_batches, score_pairs
+from taspo_trl.scoring.paired import PairedRow, most_forwards, score_pairs, score_schedule
 from taspo_trl.scoring.projection import add_selected_projection
 
 
@@ -97,34 +97,50 @@ def test_batching_and_order_change_nothing(max_tokens):
         assert one.guided[0] == pytest.approx(other.guided[0], abs=1e-12)
 
 
-def test_batches_respect_the_token_budget():
-    model, rows, widths = policy(), random_rows(), []
+def noting(model, seen):
+    """`model`, noting (rows, positions, positions of keys before) of each call."""
 
     def forward(**inputs):
         cache = inputs.get("cache") or inputs.get("past_key_values")
-        seen = cache.get_seq_length() if cache is not None else 0
-        widths.append(inputs["input_ids"].shape[0] * (inputs["input_ids"].shape[1] + seen))
+        seen.append((*inputs["input_ids"].shape, cache.get_seq_length() if cache is not None else 0))
         return model(**inputs)
 
+    return forward
+
+
+def test_batches_respect_the_token_budget():
+    model, rows, seen = policy(), random_rows(), []
     with torch.no_grad():
-        score_pairs(model, rows, max_tokens=150, forward=forward)
-    assert len(widths) == 3 * sum(
-        num_score_batches(rows, 150).values()
-    )  # prefix, plain continuation, guided continuation
-    longest = max(len(row.ids) + len(row.blocks[0]) for row in rows)
-    assert max(widths) <= 150 + longest  # prefix and continuation are padded apart
+        score_pairs(model, rows, max_tokens=150, forward=noting(model, seen))
+    schedule = score_schedule(rows, 150)
+    assert len(seen) == len(schedule) + sum(continued for continued, _ in schedule)
+    assert all(num * (width + taken) <= 150 for num, width, taken in seen if num > 1)
 
 
-def test_missing_batches_are_filled_with_dummies():
-    model, calls = policy(), []
-
-    def forward(**inputs):
-        calls.append(inputs["input_ids"].shape)
-        return model(**inputs)
-
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_missing_forwards_are_filled_with_dummies(kind):
+    model, rows, seen = policy(kind), random_rows(2), []
+    schedule = most_forwards([score_schedule(rows, 1000), [(2, 1), (1, 0)]])
     with torch.no_grad():
-        assert score_pairs(model, [], max_tokens=100, forward=forward, num_batches={(1, False, False): 2}) == []
-    assert len(calls) == 6
+        scored = score_pairs(model, rows, max_tokens=1000, forward=noting(model, seen), schedule=schedule)
+        assert scored == score_pairs(model, rows, max_tokens=1000)
+        assert len(seen) == 2 + (2 + 1) + 1
+        assert score_pairs(model, [], max_tokens=1000, forward=noting(model, seen), schedule=[(1, 0)]) == []
+    assert len(seen) == 6 + 2
+
+
+def test_a_guided_branch_computes_block_and_tail_alone():
+    """Two turns of unlike lengths and two blocks; blocks before the chat are computed whole."""
+    model, seen = policy(), []
+    rows = [
+        PairedRow(tuple(range(1, 41)), 30, ((5, 6, 7), (8,)), (32, 39)),
+        PairedRow(tuple(range(1, 21)), 15, ((9,), ()), (16, 19)),
+        PairedRow(tuple(range(1, 11)), 0, ((9, 9),), (5, 9)),
+    ]
+    with torch.no_grad():
+        score_pairs(model, rows, max_tokens=1000, forward=noting(model, seen))
+    plain, continued, whole = seen
+    assert plain == (3, 40, 0) and continued == (3, 13, 30) and whole == (1, 12, 0)
 
 
 def test_only_wanted_positions_meet_the_head():
