@@ -2,7 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/core.py [--only step|batches|rollout|slopes]
 
-- step: a TASPO step (rollout + scoring + update) over a GRPO step, guidance on 60 % of the trajectories.
+- step: a TASPO step (rollout + scoring + update) over a GRPO step, guidance on 60 % of the trajectories, in CPU
+  seconds: with one optimizer step for each rollout batch, and with several (as the paper trains), where scoring rides
+  on the pass of the old log-probabilities. Some five CPU minutes.
 - batches: length-sorted token-budget batches against padding to the longest row, on skewed lengths.
 - rollout: turns per second with environments that take 20 ms, against a serial loop.
 - slopes: log-log slope of the step's time against group size and turns.
@@ -13,6 +15,7 @@ Prints tables and writes `benchmarks/results/core.json`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import random
@@ -21,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
@@ -44,6 +48,7 @@ from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.rows import pack_rows
 from taspo_trl.scoring.projection import add_selected_projection, selected_forward
+from taspo_trl.training import passes
 from taspo_trl.types import Block, FinishReason, Guidance
 
 
@@ -171,7 +176,9 @@ class SampledLike:
         self.inner.flush()
 
 
-def trainer(guidance: bool, generations: int = 8, turns: int = 8, folder: str | None = None, **values: Any) -> Any:
+def trainer(
+    guidance: bool, generations: int = 8, turns: int = 8, folder: str | None = None, num_steps: int = 1, **values: Any
+) -> Any:
     import dataclasses
 
     tok = tokenizer()
@@ -183,7 +190,8 @@ def trainer(guidance: bool, generations: int = 8, turns: int = 8, folder: str | 
         report_to="none",
         disable_tqdm=True,
         num_generations=generations,
-        per_device_train_batch_size=2 * generations,
+        per_device_train_batch_size=2 * generations // num_steps,
+        steps_per_generation=num_steps,
         max_completion_length=24,
         max_steps=1,
         gradient_checkpointing=False,
@@ -211,23 +219,28 @@ def trainer(guidance: bool, generations: int = 8, turns: int = 8, folder: str | 
 
 
 def run_step(made: Any, draw: int) -> dict[str, float]:
-    """Seconds of one step's stages."""
+    """Seconds of the stages of one rollout batch and its optimizer steps."""
     groups = made.args.generation_batch_size // made.num_generations
     rows = [
         row for k in range(groups) for row in [made.train_dataset[(draw * groups + k) % 64]] * made.num_generations
     ]
-    started = time.perf_counter()
-    made._step = draw
+    num_steps = made.args.steps_per_generation
+    started, cpu = time.perf_counter(), time.process_time()
+    made._step = draw * num_steps
     made._buffer = None
-    made.training_step(made.model, rows)
-    made.optimizer.step()
-    made.model.zero_grad()
-    total = time.perf_counter() - started
+    for _ in range(num_steps):
+        made.training_step(made.model, rows[: len(rows) // num_steps] if made._buffer else rows)
+        made.optimizer.step()
+        made.model.zero_grad()
+    total, cpu = time.perf_counter() - started, time.process_time() - cpu
     metrics = {name: values[-1] for name, values in made._metrics["train"].items() if values}
+    metrics["time/update"] = sum(made._metrics["train"]["time/update"])
     made._metrics["train"].clear()
     return {
         "total": total,
+        "cpu": cpu,
         "rollout": metrics["time/rollout"],
+        "logps": metrics["time/logps"],
         "scoring": metrics["time/scoring"],
         "update": metrics["time/update"],
         "coverage": metrics["guidance/coverage_all"],
@@ -235,43 +248,73 @@ def run_step(made: Any, draw: int) -> dict[str, float]:
     }
 
 
-def bench_step(repeats: int) -> dict[str, Any]:
+@contextlib.contextmanager
+def counted_branches() -> Iterator[dict[str, int]]:
+    """Tokens of guided branches inside: those of block and tail, and those computed, with and without padding."""
+    found = {"needed": 0, "computed": 0, "with_padding": 0}
+    original = passes.branch_logps
+
+    def counting(policy: Any, branches: Any, keys: Any, *, forward: Any, **options: Any) -> Any:
+        def call(**inputs: Any) -> Any:
+            width = inputs["input_ids"].shape[1]
+            found["computed"] += int(inputs["attention_mask"][:, -width:].sum())
+            found["with_padding"] += inputs["input_ids"].numel()
+            return forward(**inputs)
+
+        found["needed"] += sum(len(one.ids) - one.start for one in branches)
+        return original(policy, branches, keys, forward=call, **options)
+
+    passes.branch_logps = counting  # type: ignore[assignment]
+    try:
+        yield found
+    finally:
+        passes.branch_logps = original  # type: ignore[assignment]
+
+
+def bench_step(repeats: int, num_steps: int, generations: int) -> dict[str, Any]:
     """TASPO over GRPO, in turn, so that a drifting machine treats both alike."""
-    guided, plain = trainer(True), trainer(False)
-    for made in (guided, plain):
-        run_step(made, 0)
     rows: dict[str, list[dict[str, float]]] = {"taspo": [], "grpo": []}
-    for draw in range(1, repeats + 1):
-        rows["taspo"].append(run_step(guided, draw))
-        rows["grpo"].append(run_step(plain, draw))
+    makers = {name: trainer(name == "taspo", generations, num_steps=num_steps) for name in rows}
+    with counted_branches() as tokens:
+        for draw in range(repeats):
+            # Who comes first changes too: the first of all meets a cold process.
+            for name in ("grpo", "taspo") if draw % 2 == 0 else ("taspo", "grpo"):
+                rows[name].append(run_step(makers[name], draw))
     middle = {
         name: {key: statistics.median(row[key] for row in entries) for key in entries[0]}
         for name, entries in rows.items()
     }
-    ratios = [t["total"] / g["total"] for t, g in zip(rows["taspo"], rows["grpo"], strict=True)]
+    pairs = list(zip(rows["taspo"], rows["grpo"], strict=True))
+    ratios = [t["cpu"] / g["cpu"] for t, g in pairs]
     learning = [
-        (t["scoring"] + t["update"]) / (g["scoring"] + g["update"])
-        for t, g in zip(rows["taspo"], rows["grpo"], strict=True)
+        (t["logps"] + t["scoring"] + t["update"]) / (g["logps"] + g["scoring"] + g["update"]) for t, g in pairs
     ]
-    table = Table(title="One step, median seconds (16 episodes, 8 turns, ~330 prompt tokens, guidance on 60 %)")
-    for column in ("", "rollout", "scoring", "update", "total"):
+    table = Table(
+        title=f"{2 * generations} episodes of 8 turns, ~330 prompt tokens, guidance on 60 %, {num_steps} optimizer "
+        "step(s): median seconds"
+    )
+    columns = ("rollout", "logps", "scoring", "update", "total", "cpu")
+    for column in ("", *columns):
         table.add_column(column, justify="right")
     for name, one in middle.items():
-        table.add_row(name, *(f"{one[key]:.2f}" for key in ("rollout", "scoring", "update", "total")))
+        table.add_row(name, *(f"{one[key]:.2f}" for key in columns))
     console.print(table)
     result = {
         "step_ratio_median": statistics.median(ratios),
         "step_ratio_range": [min(ratios), max(ratios)],
-        "scoring_plus_update_ratio_median": statistics.median(learning),
+        "learning_ratio_median": statistics.median(learning),
         "scoring_over_update": middle["taspo"]["scoring"] / middle["taspo"]["update"],
         "coverage": middle["taspo"]["coverage"],
         "scorable_share": middle["taspo"]["scorable"],
+        "guided_tokens": tokens,
         "seconds": middle,
+        "episodes": 2 * generations,
         "repeats": repeats,
     }
     console.print(
-        f"TASPO / GRPO: step {result['step_ratio_median']:.3f} (target <= 1.25), "
-        f"scoring + update {result['scoring_plus_update_ratio_median']:.3f}"
+        f"TASPO / GRPO: step {result['step_ratio_median']:.3f} in CPU seconds (target <= "
+        f"{1.12 if num_steps == 1 else 1.06}), log-probabilities + scoring + update "
+        f"{result['learning_ratio_median']:.3f}; guided tokens {tokens}"
     )
     return result
 
@@ -395,9 +438,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["step", "batches", "rollout", "slopes"], default=None)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--generations", type=int, default=8, help="group size of `step`, of two groups")
     options = parser.parse_args()
     benches = {
-        "step": lambda: bench_step(options.repeats),
+        "step": lambda: {
+            name: bench_step(options.repeats, num_steps, options.generations)
+            for name, num_steps in (("several_optimizer_steps", 2), ("one_optimizer_step", 1))
+        },
         "batches": lambda: bench_batches(options.repeats),
         "rollout": bench_rollout,
         "slopes": lambda: bench_slopes(2),

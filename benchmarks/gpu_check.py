@@ -228,7 +228,7 @@ def bench_scoring(scale: Scale, device: torch.device, repeats: int) -> dict[str,
 
     positions = tuple(range(prompt, prompt + reply))
     rows = [PairedRow(ids(prompt + reply), splice, (ids(block),), positions) for _ in range(scale.scored_rows)]
-    scored_tokens = len(rows) * (2 * (prompt + reply) - (splice - 1) + block)
+    scored_tokens = len(rows) * (2 * (prompt + reply) - splice + block)
     per_batch = max(1, scale.micro_batch_tokens // (prompt + reply + block))
     batch = torch.tensor([row.ids for row in rows[:per_batch]], device=device)
     starts = torch.arange(len(batch), device=device).unsqueeze(1) * (prompt + reply)
