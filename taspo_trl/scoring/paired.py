@@ -83,9 +83,9 @@ class PassKeys:
     cache: Any
 
 
-def pass_keys(model: Any, cache: Any) -> PassKeys | None:
-    """What a pass kept, where `model` may be continued from it more than once."""
-    return PassKeys(cache) if continues_from_shared_keys(model) and _is_plain_cache(cache) else None
+def pass_keys(cache: Any) -> PassKeys | None:
+    """What a pass kept; None where it kept nothing, or nothing that can be continued more than once."""
+    return PassKeys(cache) if _is_plain_cache(cache) else None
 
 
 def branches_of(row: PairedRow, source: int, *, with_empty: bool = False) -> list[Branch | None]:
@@ -230,11 +230,11 @@ def score_pairs(
         branches = [branches_of(row, source, with_empty=teacher is not None) for source, row in enumerate(members)]
         guided = [one for of_row in branches for one in of_row if one is not None]
         who, call = (model, forward) if teacher is None else (teacher, teacher)
-        needs_keys = any(one.start for one in guided) or least[0] > 0
+        needs_keys = (any(one.start for one in guided) or least[0] > 0) and continues_from_shared_keys(who)
         plain, cache = _pass(forward or model, members, needs_keys and teacher is None, pad_token_id, _device(model))
-        if teacher is not None and len(guided) > len(members):  # several branches of a row: its prefix once
+        if teacher is not None and needs_keys and len(guided) > len(members):  # several branches of a row
             _, cache = _pass(teacher, members, True, pad_token_id, _device(teacher))
-        keys = pass_keys(who, cache)
+        keys = pass_keys(cache)
         values = iter(
             branch_logps(
                 who, guided, keys, max_tokens=max_tokens, pad_token_id=pad_token_id, forward=call, least=least

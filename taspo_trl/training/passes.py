@@ -23,6 +23,7 @@ from ..scoring.paired import (
     PairedLogps,
     PairedRow,
     branch_logps,
+    continues_from_shared_keys,
     most_forwards,
     pass_keys,
     score_pairs,
@@ -145,16 +146,17 @@ class PolicyPasses:
         self, k: int, tensors: Mapping[str, torch.Tensor], batch: Sequence[LossRow], ride: Ride | None
     ) -> list[tuple[float, ...]]:
         branches, least = ([], (0, 0)) if ride is None else ride.branches(k)
+        model = self.accelerator.unwrap_model(self.model)
+        keep_keys = least[0] > 0 and continues_from_shared_keys(model)
         with frozen_mode(self.model), self.accelerator.autocast():
-            output = selected_forward(self.model, tensors, keep_keys=least[0] > 0)
+            output = selected_forward(self.model, tensors, keep_keys=keep_keys)
             plain = logps_of(output.logps, batch)
             if ride is not None:
                 started = time.perf_counter()
-                model = self.accelerator.unwrap_model(self.model)
                 guided = branch_logps(
                     model,
                     branches,
-                    pass_keys(model, output.cache),
+                    pass_keys(output.cache),
                     max_tokens=self.max_tokens,
                     pad_token_id=self.pad_token_id,
                     forward=self.model,

@@ -30,7 +30,7 @@ With checkpointing a layer keeps its input only, wH for each token, and one laye
 and added, when that matrix is trained.
 
 *Key-value cache*: 2 x layers x K x a for each token. In generation for the rows of one batch; in scoring for the
-common prefixes, twice, because each branch appends to a copy.
+rows of a pass, and once more for what each branch takes over of them and appends to.
 
 *Forwards without gradient* hold one layer's intermediate values; roughly 3aI + 4aH + 8H for each token.
 

@@ -22,9 +22,9 @@ all when a KL term or an entropy bonus acts on every row; as often as `num_itera
 *Log-probabilities*: one forward over the same rows for pi_old, when the policy changes while the batch is used or when
 vLLM's are corrected; one more for the reference, when beta is not 0.
 
-*Scoring* (scoring.py), for the rows of guided trajectories only. The positions before the splice point, all but one of
-them, are computed once: s - 1 with s = p - u (p1 - u in conversations). Then both branches go on from there, the plain
-one over n - s + 1 positions, each of B guided ones over b more. Together (1 + B) n - B (s - 1) + B b. A teacher with
+*Scoring* (scoring.py), for the rows of guided trajectories only. The plain row is computed once: n. Each of B guided
+branches goes on from its s = p - u positions (p1 - u in conversations) before the splice point: n - s + b. Together
+(1 + B) n - B s + B b; where pi_old is computed anyway the plain row is its, and B (n - s + b) are left. A teacher with
 weights of its own shares nothing: n + B (n + b).
 
 *Alternatives* (TASPO's `support="contrast"`), for each guided turn: the prefix p once for each branch, b more with a
@@ -201,6 +201,7 @@ def count_batch(work: Workload, plan: Plan) -> BatchCounts:
     trained_rows = plan.episodes * moving * rows_per_episode
     scored_rows = plan.episodes * guided * rows_per_episode
     scored_row = scored_row_tokens(work, plan.is_conversation, plan.num_branches, plan.has_teacher)
+    rides = plan.needs_old_logps and not plan.has_teacher
     guided_turns = turns * guided if plan.alternatives else 0.0
     num_logps = plan.needs_old_logps + plan.needs_ref_logps
     update = forwards(trained_rows, row, plan, plan.optimizer_steps * plan.micro_steps)
@@ -215,14 +216,13 @@ def count_batch(work: Workload, plan: Plan) -> BatchCounts:
         old_logp_tokens=trained_rows * row * plan.needs_old_logps,
         ref_logp_tokens=trained_rows * row * plan.needs_ref_logps,
         scored_rows=scored_rows,
-        scored_tokens=scored_rows * scored_row,
+        scored_tokens=scored_rows * (scored_row - row * rides),
         trained_rows=trained_rows * plan.iterations,
         trained_tokens=trained_rows * row * plan.iterations,
         loss_tokens=turns * moving * work.reply_tokens * plan.iterations,
         logp_forwards=update * num_logps,
-        # The common prefix, the plain branch, the guided branches.
-        scoring_forwards=(2 - plan.has_teacher + plan.num_branches)
-        * forwards(scored_rows, row + work.guidance_tokens, plan, 1)
+        # The plain branch, the guided branches.
+        scoring_forwards=(1 - rides + plan.num_branches) * forwards(scored_rows, row + work.guidance_tokens, plan, 1)
         if scored_rows
         else 0.0,
         update_forwards=update * plan.iterations,
@@ -248,9 +248,9 @@ def answered_tokens(work: Workload, is_conversation: bool) -> float:
 
 
 def scored_row_tokens(work: Workload, is_conversation: bool, branches: int = 1, has_teacher: bool = False) -> float:
-    """Positions that scoring a row in all branches computes: (1 + B) n - B (s - 1) + B b, or n + B (n + b)."""
+    """Positions that scoring a row in all branches computes: (1 + B) n - B s + B b, or n + B (n + b)."""
     opening = _first_prompt(work) if is_conversation else work.prompt_tokens
-    shared = 0.0 if has_teacher else opening - work.suffix_tokens - 1
+    shared = 0.0 if has_teacher else opening - work.suffix_tokens
     row = row_tokens(work, is_conversation)
     return row + branches * (row - shared + work.guidance_tokens)
 

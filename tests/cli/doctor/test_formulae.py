@@ -33,11 +33,11 @@ def test_window_batch_counts_by_hand():
     assert (one.turns, one.sampled_tokens, one.prompt_tokens) == (24, 480, 2400)
     assert (one.rows, one.row_tokens, one.trained_rows) == (24, 120, 24)
     assert (one.trained_tokens, one.loss_tokens) == (24 * 120, 24 * 20)
-    # s = 95: 94 positions once, then 26 in the plain branch and 56 in the guided one.
-    assert one.scored_tokens == 24 * (94 + 26 + 56)
+    # s = 95: the plain row of 120, then 25 and the block of 30.
+    assert one.scored_tokens == 24 * (120 + 25 + 30)
     assert (one.old_logp_tokens, one.ref_logp_tokens, one.analyzer_calls) == (0, 0, 0)
     assert one.update_forwards == 6  # 4 rows of 120 in a micro-batch of 480
-    assert one.scoring_forwards == 3 * 8  # 3 rows of 150
+    assert one.scoring_forwards == 2 * 8  # 3 rows of 150
 
 
 def test_conversation_batch_counts_by_hand():
@@ -45,8 +45,8 @@ def test_conversation_batch_counts_by_hand():
     work = Workload(turns=3, prompt_tokens=100, reply_tokens=20, first_prompt_tokens=40, guidance_tokens=30)
     one = count_batch(work, Plan(episodes=8, group_size=2, is_conversation=True))
     assert (one.rows, one.row_tokens, one.trained_tokens) == (8, 180, 8 * 180)
-    # s = 35: 34 once, 146 and 176 in the branches.
-    assert one.scored_tokens == 8 * (34 + 146 + 176)
+    # s = 35: the plain row of 180, then 145 and the block.
+    assert one.scored_tokens == 8 * (180 + 145 + 30)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,11 @@ def test_conversation_batch_counts_by_hand():
         ({"asks_analyzer": True, "guidance": "random_success"}, "analyzer_calls", 0),
         ({"processes": 2}, "update_forwards", 3),
         ({"branches": 0}, "scored_tokens", 0),
-        ({"branches": 2}, "scored_tokens", 24 * (94 + 26 + 2 * 56)),
-        ({"branches": 2}, "scoring_forwards", 4 * 8),
+        ({"branches": 2}, "scored_tokens", 24 * (120 + 2 * 55)),
+        ({"branches": 2}, "scoring_forwards", 3 * 8),
+        # The plain rows are those of pi_old.
+        ({"needs_old_logps": True}, "scored_tokens", 24 * 55),
+        ({"needs_old_logps": True}, "scoring_forwards", 8),
         # A teacher of its own: whole rows of 120, and of 150 with the block.
         ({"has_teacher": True}, "scored_tokens", 24 * (120 + 150)),
         ({"has_teacher": True}, "scoring_forwards", 2 * 8),

@@ -35,7 +35,7 @@ def test_the_same_path_runs_on_a_tiny_model(gpu_check, tmp_path, capsys):
     found = json.loads(output.read_text())
     steps, scoring = found["steps"], found["scoring"]
     assert steps["step_ratio_median"] > 0 and steps["peak_gib"]["taspo"] is None
-    assert scoring["scored_tokens"] == 8 * (2 * 76 - 54 + 32)  # rows of 60 + 16, spliced at 55, blocks of 32
+    assert scoring["scored_tokens"] == 8 * (2 * 76 - 55 + 32)  # rows of 60 + 16, spliced at 55, blocks of 32
     assert steps["runs"]["taspo"][0]["guidance/coverage_all"] == pytest.approx(0.75)  # 3 of 4 members: ceil(0.6 k)
     assert steps["runs"]["grpo"][0].get("guidance/coverage_all", 0.0) == 0.0
     # 2 groups of 4 play 3 turns of 16 tokens each, but for the odd end token.
