@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 # another build, and a machine gets the build that pip gives there (CUDA on Linux with a GPU, CPU on macOS).
 CONSTRAINTS := requirements/constraints.txt
 MODEL ?= tiny
-.PHONY: help quickstart test test-vllm test-locked lock audit check format docs clean
+.PHONY: help quickstart study test test-vllm test-locked lock audit check format docs clean
 
 help:
 	@echo "make quickstart         train a small policy on the household world (FAST=1: smoke; MODEL=smollm2 or a model id)"
+	@echo "make study              compare the methods over many seeds: hours to days, goes on where stopped (HOURS=8)"
 	@echo "make test               run the test suite"
 	@echo "make test-locked        the same in .venv-locked, from the hashes of requirements/lock.txt"
 	@echo "make lock               write requirements/lock*.txt anew from setup.cfg and constraints.txt"
@@ -21,6 +22,10 @@ help:
 
 quickstart: $(VENV)/.base $(if $(filter smollm2,$(MODEL)),$(VENV)/.smollm2)
 	@$(BIN)/python -m taspo_trl.quickstart --model $(MODEL) $(if $(FAST),--fast)
+
+study: $(VENV)/.base
+	@$(BIN)/python -m benchmarks.study run $(if $(HOURS),--hours $(HOURS))
+	@$(BIN)/python -m benchmarks.study report
 
 # One worker for each core and one thread for each worker: kernels of tiny models gain nothing from a second thread.
 test: $(VENV)/.dev
@@ -36,6 +41,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs
+	$(BIN)/python -m benchmarks.study report
 	$(BIN)/mkdocs build --strict
 
 test-vllm: $(VENV)/.dev $(VENV)/.smollm2

@@ -1,0 +1,1 @@
+"""The miniature study: which credit learns better, over many seeds of one small policy (docs/study.md)."""

@@ -1,0 +1,163 @@
+"""Command line of the study: `run`, `status` and `report`.
+
+python -m benchmarks.study run --hours 8     # `make study`: goes on where it was stopped
+python -m benchmarks.study report            # tables and figures of docs/study.md, from the files
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from taspo_trl.errors import ConfigurationError
+from taspo_trl.files import write_text
+
+from . import figures
+from .ceiling import choose, missing
+from .comparisons import Comparisons
+from .plan import PARTS, PLAN, TIERS, Plan, Run
+from .report import progress, put, report
+from .results import RESULTS, ROOT, Store, code_hash, facts
+from .runner import Expected, InProcess, Outcome, Told, Work, go
+
+
+PAGE = ROOT / "docs" / "study.md"
+CREDIT_QUALITY = ROOT / "benchmarks" / "results" / "credit_quality.json"
+SCRATCH = ROOT / "build" / "study"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(given)
+    console, plan, store = Console(soft_wrap=True, highlight=False), Plan.read(options.plan), Store(options.results)
+    try:
+        if options.command == "status":
+            console.print(progress(plan, store))
+            return 0
+        if options.command == "report":
+            return write_report(console, plan, store)
+        return run(console, plan, store, options)
+    except ConfigurationError as error:
+        console.print(f"[bold]Refused.[/bold] {error}")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.study", description="The miniature study.")
+    parser.add_argument("--plan", type=Path, default=PLAN, help="the plan (default: benchmarks/study/plan.toml)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the runs' files")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("status", help="how many runs of each part are done")
+    commands.add_parser("report", help="write the tables and figures of docs/study.md")
+    running = commands.add_parser("run", help="play what is missing")
+    running.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all, in order")
+    running.add_argument("--hours", type=float, help="begin no run that would not end within so many hours")
+    running.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each (default: 2)")
+    running.add_argument("--first-methods", type=int, help="only so many methods of each tier; never fewer seeds")
+    running.add_argument("--any-code", action="store_true", help="go on though the code is another one")
+    return parser
+
+
+def run(console: Console, plan: Plan, store: Store, options: argparse.Namespace, work: Work | None = None) -> int:
+    """Play the parts that were asked for, in their order; the tiers wait for the ceiling's choice."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(store.folder / ".lock", timeout=0):
+            return _locked(console, plan, store, options, work or InProcess(ROOT, SCRATCH))
+    except Timeout:
+        console.print(f"Another session is at work in {store.folder}. Wait for it, or end it.")
+        return 2
+
+
+def _locked(console: Console, plan: Plan, store: Store, options: argparse.Namespace, work: Work) -> int:
+    code, known = code_hash(), facts()
+    # Before anything is played, both stages' files must be of this plan.
+    store.check("ceiling", plan.hash("ceiling"), code, options.any_code)
+    store.check("tiers", plan.hash("tiers", store.choice()), code, options.any_code)
+    hours, is_well = options.hours, True
+    started = datetime.datetime.now()
+    for part in [one for one in PARTS if one in options.parts]:
+        if part in TIERS and store.choice() is None:
+            gaps = missing(plan, store.finished("ceiling"))
+            if gaps:
+                console.print(f"{part} waits: {len(gaps)} runs of the ceiling are missing, which chooses its setting.")
+                break
+            chosen, evidence = choose(plan, store.finished("ceiling"))
+            store.write_choice(chosen, {**evidence, "plan": plan.hash("ceiling")})
+            console.print(f"The ceiling chose {chosen}: {evidence['because']}.")
+        choice = None if part == "ceiling" else store.choice()
+        stage = "ceiling" if part == "ceiling" else "tiers"
+        runs = plan.runs(part, choice, None if part == "ceiling" else options.first_methods)
+        told = Told(plan.hash(stage, choice), code, known)
+        spent = (datetime.datetime.now() - started).total_seconds() / 3600
+        outcome = _play(console, part, runs, store, work, told, options, None if hours is None else hours - spent)
+        is_well = is_well and not outcome.failed
+        if outcome.left:
+            console.print(f"{len(outcome.left)} runs of {part} are left; the same command goes on with them.")
+            break
+    return 0 if is_well else 1
+
+
+def _play(
+    console: Console,
+    part: str,
+    runs: list[Run],
+    store: Store,
+    work: Work,
+    told: Told,
+    options: argparse.Namespace,
+    hours: float | None,
+) -> Outcome:
+    expected = Expected([*store.finished("ceiling"), *store.finished("tiers")])
+    todo = [one for one in runs if not store.has(one)]
+    needed = expected.hours(todo, options.workers)
+    console.print(
+        f"{part}: {len(todo)} of {len(runs)} runs to play, about {needed:.1f} hours with {options.workers} at a time"
+        + (f"; {max(hours, 0):.1f} hours are left" if hours is not None else "")
+    )
+    if hours is not None and 0 < hours < needed and part != "ceiling" and options.first_methods is None:
+        console.print("That is too little for all: --first-methods 8 keeps every seed and leaves methods out.")
+    left = {str(one): expected(one) for one in todo}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[end]}"), console=console) as bar:
+        task = bar.add_task(part, total=len(runs), completed=len(runs) - len(todo), end=_end(needed))
+
+        def on_end(one: Run, seconds: float, error: str) -> None:
+            left.pop(str(one), None)
+            remaining = sum(left.values()) / options.workers / 3600
+            bar.update(task, advance=0 if error else 1, end=_end(remaining))
+            last = f"failed: {error.strip().splitlines()[-1]}" if error else f"{seconds:.0f} s"
+            bar.console.print(f"{one}: {last}")
+
+        try:
+            return go(runs, store, work, told, workers=options.workers, hours=hours, expected=expected, on_end=on_end)
+        finally:
+            if isinstance(work, InProcess):
+                work.stop()
+
+
+def _end(hours: float) -> str:
+    return f"ends about {datetime.datetime.now() + datetime.timedelta(hours=hours):%a %H:%M}"
+
+
+def write_report(console: Console, plan: Plan, store: Store, page: Path = PAGE) -> int:
+    """Tables and figures into the page; a page that has them already stays as it is."""
+    choice, finished, drawn = store.choice(), store.finished("tiers"), list[str]()
+    if choice is not None and finished:
+        drawn = figures.draw(Comparisons(plan, choice, finished), CREDIT_QUALITY, page.parent / "images")
+    old = page.read_text(encoding="utf-8")
+    new = put(old, report(plan, store, CREDIT_QUALITY, drawn))
+    if new != old:
+        write_text(page, new)
+    console.print(f"{page}: {len(store.finished('ceiling'))} runs of the ceiling, {len(finished)} of the tiers.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
