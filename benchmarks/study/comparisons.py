@@ -140,6 +140,9 @@ class Comparisons:
         if unreadable:
             return NOT_DECIDABLE, f"{', '.join(unreadable)}: not evaluable here, this policy does not read its block"
         found = self.difference(higher, lower)
+        without = [name for name in (higher, lower) if name in self.methods and not self.values(name)]
+        if without:
+            return NOT_DECIDABLE, f"{', '.join(without)} has no measure {self.choice.primary!r}"
         if not found.is_complete:
             return NOT_DECIDABLE, f"seeds {found.seeds}"
         told = f"difference {signed(found.estimate)}, {found.seeds} seeds"

@@ -72,6 +72,7 @@ def credit(points: list[dict[str, Any]]) -> Figure:
         place = (one["auc"].value, one["gain"].value)
         axes.annotate(one["method"], place, xytext=(5, 5), textcoords="offset points", fontsize=8, color=_INK)
     axes.axhline(0, color=_GREY, lw=0.8)
+    axes.margins(x=0.15)  # room for the last name
     axes.set_xlabel("AUC of the credit against the oracle's progress, before training")
     axes.set_ylabel("gain over GRPO")
     return figure

@@ -72,14 +72,14 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def share(gains: Sequence[float], ceilings: Sequence[float], confidence: float = 0.95) -> Estimate:
     """mean(gains) / mean(ceilings) with Fieller's interval, paired by seed.
 
-    Its limits are NaN where the ceiling itself cannot be told from 0: no share is known then.
+    All NaN where the ceiling is not above 0, and its limits where it cannot be told from 0: no share is known then.
     """
     from scipy.stats import t
 
     n = len(gains)
     if n != len(ceilings):
         raise ValueError(f"{n} gains and {len(ceilings)} ceilings are no pairs.")
-    if n == 0 or math.fsum(ceilings) == 0:
+    if n == 0 or math.fsum(ceilings) <= 0:
         return Estimate(math.nan, math.nan, math.nan)
     a, b = math.fsum(gains) / n, math.fsum(ceilings) / n
     if n < 2:

@@ -145,12 +145,12 @@ def _all_methods(made: Comparisons) -> str:
         rows.append(
             [
                 _named(made, method),
-                gain.seeds if method != "grpo" else _seeds(len(runs), len(made.plan.planned_seeds(method))),
+                _seeds(len(runs), len(made.plan.planned_seeds(method))),
                 _level(made, method, "sampled"),
                 _level(made, method, "greedy"),
                 _level(made, method, "area"),
                 _level(made, method, "turns_success", 1),
-                "" if method == "grpo" else signed(gain.estimate),
+                "" if method == "grpo" else _gain(gain),
                 "" if method == "grpo" else _share(made, method, gain),
                 number(mean([run.total_seconds for run in runs]), 0),
             ]
@@ -200,13 +200,18 @@ def _failures(store: Store) -> list[str]:
     return ["Attempts that failed: " + ", ".join(f"{name} ({count})" for name, count in names.items()) + "."]
 
 
+def _gain(gain: Comparison) -> str:
+    return signed(gain.estimate) + ("" if gain.is_complete or not gain.differences else f" (seeds {gain.seeds})")
+
+
 def _share(made: Comparisons, method: str, gain: Comparison) -> str:
     found, count = made.share_of_ceiling(method)
-    if math.isnan(found.value):
+    if not count:
         return "-"
     if math.isnan(found.low):
-        return "unknown: the ceiling cannot be told from 0"
-    return f"{found.value:.0%} [{found.low:.0%}, {found.high:.0%}]" + ("" if gain.is_complete else f" ({count} seeds)")
+        return "unknown: the oracle's gain cannot be told from 0"
+    whole = f"{found.value:.0%} [{found.low:.0%}, {found.high:.0%}]"
+    return whole if count >= len(gain.planned) else f"{whole} (seeds INCOMPLETE: {count} of {len(gain.planned)})"
 
 
 def _level(made: Comparisons, method: str, measure: str, digits: int = 3) -> str:

@@ -57,6 +57,7 @@ def test_a_share_of_the_ceiling_is_known_where_the_ceiling_is():
     # Half of the ceiling in every seed: the ratio is known exactly though both vary.
     exact = share([0.05, 0.10, 0.06], [0.10, 0.20, 0.12])
     assert (exact.value, exact.low, exact.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert math.isnan(share(gains, [-0.1, -0.2, -0.1]).value), "an oracle that learns less is no ceiling"
     vague = share(gains, [-0.1, 0.2, 0.01])
     assert math.isfinite(vague.value) and math.isnan(vague.low)
 

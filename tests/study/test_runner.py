@@ -167,6 +167,7 @@ def test_the_written_plan_stands_and_its_methods_are_known(tmp_path):
 CHOICE_OF_THE_PLAN = Choice("small", 60, "sampled")
 
 
+@pytest.mark.slow
 def test_a_real_run_trains_and_leaves_all_that_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("TASPO_CACHE", str(tmp_path / "cache"))
     made = plan(
