@@ -297,7 +297,7 @@ class TASPOTrainer(GRPOTrainer):
         self._finite_steps = FiniteSteps(args.max_nonfinite_steps, self.accelerator)
         self._checkpoints = CheckpointWriter(args, self.accelerator)
         self._alerts = Alerts()
-        self._first_batch = FirstBatch(self.experience_maker.settings.recipe, args.output_dir)
+        self._first_batch = FirstBatch(self.experience_maker.settings.recipe, args.output_dir or ".")
         self._trackers = Trackers(args.tracker_timeout)
         self._trackers.guard(self.callback_handler.callbacks)
         self._buffer: Buffer | None = None

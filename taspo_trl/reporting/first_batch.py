@@ -200,10 +200,10 @@ def _guidance(records: Sequence[TrajectoryRecord], advantages: Sequence[float], 
     if not recipe.rule_needs.blocks or not all(one.credit is not None and one.credit.fallback for one in guided):
         return None
     scores = [score for one in guided if one.credit is not None for score in one.credit.scores]
-    whys = Counter(score.unscorable for score in scores if score.unscorable)
+    unscorable = Counter(score.unscorable for score in scores if score.unscorable)
     fallbacks = Counter(one.credit.fallback.split(":")[0] for one in guided if one.credit is not None)
-    told = ", ".join(f"{why} {count}" for why, count in (whys or fallbacks).most_common(4))
-    why = whys.most_common(1)[0][0] if whys else ""
+    told = ", ".join(f"{why} {count}" for why, count in (unscorable or fallbacks).most_common(4))
+    why = unscorable.most_common(1)[0][0] if unscorable else ""
     return Finding(
         f"{len(guided)} episodes have guidance, and it moved the credit of none ({told}).",
         _UNSCORABLE.get(why, _LOOK_UP),
