@@ -1,4 +1,4 @@
-"""Command line of the study: `run`, `status` and `report`.
+"""Command line of the study: `run`, `try`, `status` and `report`.
 
 python -m benchmarks.study run --hours 8     # `make study`: goes on where it was stopped
 python -m benchmarks.study report            # tables and figures of docs/study.md, from the files
@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -31,6 +33,8 @@ from .runner import Expected, InProcess, Outcome, Told, Work, go
 PAGE = ROOT / "docs" / "study.md"
 CREDIT_QUALITY = ROOT / "benchmarks" / "results" / "credit_quality.json"
 SCRATCH = ROOT / "build" / "study"
+TOLD = ("success", "guidance/coverage", "credit/weight_std", "distill/loss")
+"""Logged names that a trial prints."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -42,6 +46,8 @@ def main(given: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "report":
             return write_report(console, plan, store)
+        if options.command == "try":
+            return try_methods(console, plan, store, options.setting, options.methods)
         return run(console, plan, store, options)
     except ConfigurationError as error:
         console.print(f"[bold]Refused.[/bold] {error}")
@@ -55,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("status", help="how many runs of each part are done")
     commands.add_parser("report", help="write the tables and figures of docs/study.md")
+    trying = commands.add_parser("try", help="one update of every method: finds what would fail, writes no result")
+    trying.add_argument("--setting", help="where (default: the one chosen, or the ceiling's first)")
+    trying.add_argument("--methods", nargs="+", help="default: all of the plan")
     running = commands.add_parser("run", help="play what is missing")
     running.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all, in order")
     running.add_argument("--hours", type=float, help="begin no run that would not end within so many hours")
@@ -144,6 +153,30 @@ def _play(
 
 def _end(hours: float) -> str:
     return f"ends about {datetime.datetime.now() + datetime.timedelta(hours=hours):%a %H:%M}"
+
+
+def try_methods(
+    console: Console, plan: Plan, store: Store, setting: str | None, methods: Sequence[str] | None, work: Any = None
+) -> int:
+    """One update of 16 episodes with each method, in this process; gives 1 where one fails."""
+    from .play import play
+
+    choice, work, failed = store.choice(), work or play, list[str]()
+    setting = setting or (choice.setting if choice else plan.ceiling["settings"][0])
+    for method in methods or plan.values["methods"]:
+        configuration = plan.trial(setting, method)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found = work(configuration, Path(folder))
+            except Exception as error:
+                failed.append(method)
+                console.print(f"[bold]{method}[/bold]: {type(error).__name__}: {error}", markup=True)
+                continue
+        curves = {name: values[0] for name, values in found["curves"].items() if values}
+        told = ", ".join(f"{name} {curves[name]:.3g}" for name in TOLD if curves.get(name) is not None)
+        console.print(f"{method}: {sum(found['seconds'].values()):.1f} s; first batch {found['first_batch']}; {told}")
+    console.print(f"Failed: {', '.join(failed)}" if failed else "Every method made its update.")
+    return 1 if failed else 0
 
 
 def write_report(console: Console, plan: Plan, store: Store, page: Path = PAGE) -> int:

@@ -131,6 +131,17 @@ class Plan:
             for method in table["methods"][:first_methods]
         ]
 
+    def trial(self, setting: str, method: str) -> Mapping[str, Any]:
+        """The configuration of one small update with a method: it tells whether a run would begin."""
+        whole = self._run("ceiling", setting, method, 0, None).configuration
+        return {
+            **whole,
+            "updates": min(1, whole["updates"]),
+            "checkpoints": [],
+            "training": {**whole["training"], "tasks_per_update": 2},
+            "evaluation": {**whole["evaluation"], "tasks": 6},
+        }
+
     def planned_seeds(self, method: str) -> tuple[int, ...]:
         """The seeds that the tiers plan for a method, those of the first tier that names it."""
         for tier in TIERS:

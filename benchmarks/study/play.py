@@ -50,6 +50,9 @@ def play(configuration: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         training starts from), `curves` (name -> a value for each update), `evaluations` (`"sampled@20"` -> split ->
         families and outcomes of all tasks) and `seconds` by part.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     seconds: dict[str, float] = {}
     with _timed(seconds, "policy"):
         model, tokenizer = _policy(configuration)

@@ -6,8 +6,9 @@ import json
 import time
 
 import pytest
+from rich.console import Console
 
-from benchmarks.study.__main__ import main
+from benchmarks.study.__main__ import main, try_methods
 from benchmarks.study.plan import Choice, Plan
 from benchmarks.study.results import ROOT, Store, code_hash
 from benchmarks.study.runner import Expected, InProcess, Told, go
@@ -200,3 +201,17 @@ def test_a_run_s_process_ends_with_the_one_that_started_it():
     time.sleep(0.1)
     child.stdin.close()  # what a kill of the master does
     assert child.wait(30) == 3
+
+
+def test_a_trial_tells_of_every_method_and_which_would_fail(tmp_path, capsys):
+    def work(configuration, folder):
+        assert (configuration["updates"], configuration["checkpoints"]) in ((1, []), (0, []))
+        assert configuration["training"]["tasks_per_update"] == 2 and configuration["setting"]["name"] == "short"
+        if configuration["method"]["name"] == "serl":
+            raise RuntimeError("no feedback")
+        return {"curves": {"success": [0.25]}, "seconds": {"training": 1.0}, "first_batch": "b"}
+
+    assert try_methods(Console(), plan(), Store(tmp_path), None, None, work) == 1
+    told = capsys.readouterr().out
+    assert "serl: RuntimeError: no feedback" in told and "taspo: 1.0 s; first batch b; success 0.25" in told
+    assert "Failed: serl" in told and not list(tmp_path.iterdir())
