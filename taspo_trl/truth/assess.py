@@ -98,7 +98,6 @@ def measured_needs(recipes: Mapping[str, Recipe]) -> Needs:
 
 def credit_of(recipe: Recipe, batch: Batch) -> dict[tuple[str, int], float]:
     """C_it of each turn under a method; with a distillation term, its gradient's coefficient is a part of it."""
-    batch = replace(batch, state_key=state_key(recipe.state_key))
     weighed = recipe.assign(batch).weighed
     if recipe.distill is None:
         return turn_credit(batch, weighed)

@@ -8,9 +8,11 @@ import pytest
 from taspo_trl.config import TASPOConfig
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.loss.distillation.sdar import SDAR
-from taspo_trl.truth.assess import measured_needs, recipes_of
+from taspo_trl.methods import METHODS
+from taspo_trl.truth.assess import credit_of, measured_needs, recipes_of
 from taspo_trl.truth.distilled import distilled_credit
 from taspo_trl.types import ReplyScore
+from tests.credit import toy
 
 
 def sigmoid(x):
@@ -42,3 +44,12 @@ def test_methods_of_different_teachers_are_measured_together(tmp_path):
     assert {recipe.needs.teacher for recipe in recipes.values()} > {"rollout"}
     needs = measured_needs(recipes)
     assert needs.teacher == "rollout" and {*recipes["serl"].needs.blocks, "aligned"} <= {*needs.blocks}
+
+
+def test_true_states_that_a_batch_brings_are_the_ones_that_are_compared(tmp_path):
+    args = TASPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    recipe = METHODS["gigpo"].make(args, state_key="world")
+    apart = toy.batch(state_key=lambda trajectory, t: (trajectory.uid, t))
+    credit = credit_of(recipe, apart)
+    assert credit and all(value == apart.outcome_of[uid] for (uid, _), value in credit.items()), "no state is shared"
+    assert credit_of(recipe, toy.batch()) != credit, "here some are"
