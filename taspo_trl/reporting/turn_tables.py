@@ -7,11 +7,13 @@ Secrets are taken out. Trackio's logs that leave this machine get them only with
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..records import TrajectoryRecord
 from ..redaction import redactor
+from ..types import Credit
 from .trackio import cleaned, firsts, leaves
 
 
@@ -104,8 +106,14 @@ def _rows(record: TrajectoryRecord, step: int, redact: Callable[[str], str]) -> 
             "advantage": credit.advantage if credit is not None else None,
             "support": support,
             "weight": weight,
-            "credit": credit.advantage * weight if credit is not None and weight is not None else None,
+            "credit": _carried(credit, k) if credit is not None else None,
             "guidance": record.guidance.text if record.guidance else "",
         }
         rows.append({name: cleaned(value, redact) for name, value in row.items()})
     return rows
+
+
+def _carried(credit: Credit, turn_idx: int) -> float:
+    """The mean of A~ over the reply of a turn."""
+    tokens = () if credit.token_advantages is None else credit.token_advantages[turn_idx]
+    return math.fsum(tokens) / len(tokens) if tokens else credit.advantage * credit.weights[turn_idx]

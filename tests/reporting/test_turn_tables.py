@@ -1,6 +1,7 @@
 """Tables of turns: one row a turn with its credit, without keys, and only where texts may go."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,14 @@ def test_a_row_is_a_turn_with_what_it_was_given(monkeypatch):
     assert rows[0]["action"] in rows[0]["reply"]
     monkeypatch.setenv("WORLD_API_KEY", rows[0]["observation"])
     assert turn_rows([loser], 5)[0]["observation"] == "***"
+
+
+def test_credit_is_what_the_tokens_carry_also_where_the_outcome_says_nothing():
+    """GiGPO in a group of equal outcomes: A_i is 0, and the turns have advantages of their own."""
+    _, loser, _ = small_group()
+    own = replace(loser.credit, advantage=0.0, weights=(1.0,) * 3, token_advantages=((0.5, 0.5), (-0.25,), ()))
+    rows = turn_rows([replace(loser, credit=own)], 5)
+    assert [row["credit"] for row in rows] == [0.5, -0.25, 0.0]
 
 
 def test_a_table_holds_whole_episodes_and_not_too_many():
