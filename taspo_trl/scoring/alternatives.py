@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..rows import MIN_SPLICE_INDEX, insert_block, pack_rows
+from ..rows import MIN_SPLICE_INDEX, insert_block
 from ..seeds import derive_seed
 from ..types import Alternatives, Block, Guidance, Trajectory, Turn
 from .paired import (
@@ -301,8 +301,18 @@ def _branches(turns: Sequence[AlternativeTurn]) -> list[_Branch]:
 
 
 def _batches(branches: Sequence[_Branch], max_tokens: int) -> list[list[int]]:
-    # A branch takes as many rows as it has actions.
-    return pack_rows([one.size * len(one.actions) for one in branches], max_tokens)
+    """Branches of similar length, each with as many rows as it has actions: rows x longest is bounded."""
+    batches: list[list[int]] = []
+    width = rows = 0
+    for k in sorted(range(len(branches)), key=lambda k: (-branches[k].size, k)):
+        of_branch = len(branches[k].actions)
+        if batches and width * (rows + of_branch) <= max_tokens:
+            batches[-1].append(k)
+            rows += of_branch
+        else:
+            batches.append([k])
+            width, rows = branches[k].size, of_branch
+    return batches
 
 
 def _slices(members: Sequence[_Branch], max_tokens: int) -> list[slice]:

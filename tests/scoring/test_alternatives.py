@@ -140,6 +140,23 @@ def test_every_process_runs_the_same_number_of_forwards(episodes):
                     assert needed == rows + shared * 12, "one row a forward, and one for each of twelve prefixes"
 
 
+def test_a_long_turn_of_few_actions_does_not_widen_many_rows(episodes):
+    """Rows x longest stays inside the budget, wherever a turn alone does."""
+    turn = alternative_turns(episodes, guidance_of(episodes), TOKENIZER, blocks=("aligned",))[0]
+    long = replace(turn, key=("long", 0), prefix=turn.prefix[:1] * 90, actions=((5,),) * 2, splice_index=4)
+    short = replace(turn, key=("short", 0), prefix=turn.prefix[:1] * 9, actions=((5,),) * 20, splice_index=4)
+    model, sizes = tiny.model(), []
+
+    def counted(**inputs):
+        sizes.append(inputs["input_ids"].numel())
+        return model(**inputs)
+
+    with projecting(model, 1.0), torch.no_grad():
+        continue_from_shared_keys(model, False)
+        score_turns(model, [long, short], max_tokens=600, forward=counted)
+    assert max(sizes) <= 600
+
+
 def test_turns_that_cannot_be_compared_are_left_out(episodes):
     turns = episodes[0].turns
     odd = (
