@@ -54,7 +54,7 @@ class HubError(TaspoError, OSError):
 
 
 class NonFiniteError(TaspoError, ArithmeticError):
-    """Several optimizer steps in a row had a loss or a gradient that is no finite number; weights are untouched."""
+    """A policy gives no finite numbers: several steps in a row, which left the weights alone, or a reply's logits."""
 
 
 class InvariantError(TaspoError, AssertionError):

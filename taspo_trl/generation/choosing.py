@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import NonFiniteError
 from .base import SamplingSettings
 
 
@@ -62,13 +63,25 @@ class Chooser:
                 (B, V).
             numbers (`Sequence[float]`):
                 B numbers in [0, 1); without effect at temperature 0.
+
+        Raises:
+            NonFiniteError: a row has no probabilities.
         """
         scores = logits.float()
         for one in self._filters:
             scores = one(None, scores)
         if self._is_greedy:
             return scores.argmax(-1).tolist()
-        mass = scores.softmax(-1).double().cumsum(-1)  # (B, V)
+        exact = scores.softmax(-1)
+        if exact.device.type == "mps":  # which has no doubles
+            exact = exact.cpu()
+        mass = exact.double().cumsum(-1)  # (B, V)
+        if not bool(mass[:, -1].isfinite().all()):  # a search among nan would end at the last token, in silence
+            raise NonFiniteError(
+                "The policy's logits are no finite numbers, so no token can be sampled: its weights have diverged, or "
+                "overflow in half precision. Go on from an earlier checkpoint with a lower `learning_rate`, or sample "
+                "in bfloat16 or float32."
+            )
         drawn = torch.tensor(numbers, dtype=torch.float64, device=mass.device)[:, None] * mass[:, -1:]
         # The first token whose mass lies beyond: never one of probability 0.
         return torch.searchsorted(mass, drawn, right=True).clamp_(max=mass.shape[-1] - 1).flatten().tolist()

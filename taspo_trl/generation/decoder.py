@@ -137,14 +137,14 @@ def disagreement(model: Any, ids: Sequence[int], pad_token_id: int) -> str:
         input_ids = torch.tensor([row], device=model.device)
         with torch.no_grad():
             output = model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False)
-        expected.append(output.logits[0, -1].double().cpu())
+        expected.append(output.logits[0, -1].cpu().double())
     try:
         decoder = Decoder(model, pad_token_id)
         decoder.cache.resize(3, 16, ())
         decoder.forward(Feed((0, 1), (0, 0), (long[:9] + short[:1], short[:4])))
         decoder.cache.copy(1, (2,), 4)
         found = decoder.forward(Feed((0, 2), (9, 3), (long[9:11], short[3:6])))
-        found = decoder.forward(Feed(range(3), (11, 0, 6), (long[11:], (), short[6:])))[[0, 2]].double().cpu()
+        found = decoder.forward(Feed(range(3), (11, 0, 6), (long[11:], (), short[6:])))[[0, 2]].cpu().double()
     except Exception as error:  # whatever a model class raises that is not made for this
         return f"it raises {type(error).__name__}: {str(error)[:200]}"
     away = max(

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from taspo_trl.errors import NonFiniteError
 from taspo_trl.generation import Generation, GenerationRequest, SamplingSettings, TransformersEngine
 from taspo_trl.generation.choosing import Chooser
 from taspo_trl.generation.continuous import common_length
@@ -389,6 +390,14 @@ def test_a_token_is_chosen_where_the_cumulative_probability_passes_the_number():
     logits = torch.log(torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25]])).repeat(6, 1)
     chooser = Chooser(WARM, logits.device)
     assert chooser.choose(logits, [0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-40]) == [1, 1, 3, 3, 4, 4]
+
+
+def test_a_policy_without_probabilities_is_no_policy():
+    """As in `generate`: a search among nan would give the vocabulary's last token, reply for reply."""
+    logits = torch.zeros(2, 5)
+    logits[1] = torch.nan
+    with pytest.raises(NonFiniteError, match="diverged"):
+        Chooser(WARM, logits.device).choose(logits, [0.5, 0.5])
 
 
 def test_every_filter_that_is_kept_here_is_the_one_of_generate(model):
