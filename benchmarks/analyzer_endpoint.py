@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -59,6 +60,7 @@ def small_model_answers() -> Callable[[list[dict[str, str]]], str]:
 
 def token_counter() -> Callable[[str], int]:
     """Tokens of a text by the tokenizer that LiteLLM brings (cl100k), without a network."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
 
     return lambda text: len(litellm.encode(model="", text=text))
