@@ -98,6 +98,7 @@ def _memory_lines(found: Estimate, devices: Devices) -> Iterator[str]:
             details = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
             yield _line(f"+ in {stage}", f"{gigabytes(sum(parts.values()))} ({details})")
     yield _line("peak", f"{gigabytes(found.memory.peak)}, without CUDA context, fragmentation and a colocated engine")
+    yield _line("error", "a small run on a CPU took 1.2 to 1.4 times what its limits give (docs/scaling.md)")
     if devices.gpus:
         yield _line("there is", ", ".join(gigabytes(gpu.memory) for gpu in devices.gpus))
     for note in found.memory.notes:
@@ -110,7 +111,7 @@ def _analyzer_lines(found: Estimate) -> Iterator[str]:
     if not one.analyzer_calls:
         yield _line("calls", "none: no `analyzer_model`, or a guidance that asks no analyzer")
         return
-    yield _line("calls of a batch", f"{one.analyzer_calls:,.0f} at most")
+    yield _line("calls of a batch", f"{one.analyzer_calls:,.0f} at most (0.6 of that in a small run, docs/scaling.md)")
     yield _line("tokens of a batch", f"{one.analyzer_prompt_tokens or 0:,.0f} + {one.analyzer_reply_tokens or 0:,.0f}")
     if found.dollars is None:
         yield _line("cost", "not known: LiteLLM's list has no price for this model")
