@@ -224,7 +224,7 @@ def _player(options: argparse.Namespace, stage: _Stage, folder: Path) -> Any:
 
 
 def _record(options: argparse.Namespace, stage: _Stage, output: Path) -> list[Any]:
-    from ..imitation import record_episodes
+    from ..imitation import LiteLLMChatPlayer, record_episodes
 
     folder = output / EPISODES
     folder.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def _record(options: argparse.Namespace, stage: _Stage, output: Path) -> list[An
         "chat_template_kwargs": without_credentials(stage.renderer.template_kwargs),
         "split": options.split,
         "reply_format": options.reply_format,
-        **({"temperature": options.temperature} if player.num_workers > 1 else {}),
+        **({"temperature": options.temperature} if isinstance(player, LiteLLMChatPlayer) else {}),
     }
     try:
         with _bar(f"{player.name} plays", len(stage.rows) * options.plays) as advance:

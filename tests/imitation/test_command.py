@@ -90,6 +90,7 @@ def test_a_chat_model_is_paid_once_for_each_turn(model, tmp_path, monkeypatch, c
         (tmp_path / "out/_warm_start/episodes.jsonl").unlink()
         assert warm_start(*options) == 0
         assert len(endpoint.received) == num_turns, "what was paid for is found again"
+        assert warm_start(*options, "--workers", "4") == 0, "how many ask at once makes no other recording"
     again = tmp_path / "again"
     copied = shutil.copytree(tmp_path / "out/_warm_start", tmp_path / "kept")
     assert len(recorded_episodes(copied)) == 4
