@@ -174,6 +174,9 @@ class ContinuousDecoding:
         sequence = self._kept.get(episode_uid)
         if sequence is not None and all(reply.sequence is not sequence for reply in self._active):
             self._release(sequence)
+            if not self._kept:  # nobody plays: what follows, such as scoring, has the memory
+                self._gaps.clear()
+                self._decoder.cache.resize(0, 0, ())
 
     # ---- joining ---------------------------------------------------------------------------------------------------
 

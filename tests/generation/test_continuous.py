@@ -278,6 +278,23 @@ def test_what_an_ended_episode_kept_makes_room(model):
     assert engine.counts["evictions"] == 0
 
 
+def test_when_all_episodes_have_ended_nothing_is_held(model):
+    """Scoring that follows with the same model has the memory; further episodes find room again."""
+    engine = make_engine(model)
+    engine.begin(GREEDY, 0)
+    replies = []
+    for names in (("a", "b"), ("c",)):
+        futures = [engine.submit(GenerationRequest(tuple(range(2, 30)), 4, name)) for name in names]
+        engine.flush()
+        replies += [future.result().reply_ids for future in futures]
+        cache = engine._decoding._decoder.cache
+        for name in names:
+            assert cache.num_rows > 0
+            engine.forget(name)
+        assert cache.num_rows == 0 and all(layer.keys.numel() == 0 for layer in cache.layers)
+    assert replies[0] == replies[1] == replies[2]
+
+
 # ---- the model's state ---------------------------------------------------------------------------------------------
 
 
