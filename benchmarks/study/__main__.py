@@ -24,7 +24,7 @@ from taspo_trl.files import write_text
 from . import figures
 from .ceiling import choose, missing
 from .comparisons import Comparisons
-from .plan import PARTS, PLAN, TIERS, Plan, Run
+from .plan import PARTS, PLAN, TIERS, Choice, Plan, Run
 from .report import progress, put, report
 from .results import RESULTS, ROOT, Store, code_hash, facts
 from .runner import Expected, InProcess, Outcome, Told, Work, go
@@ -89,6 +89,7 @@ def _locked(console: Console, plan: Plan, store: Store, options: argparse.Namesp
     # Before anything is played, both stages' files must be of this plan.
     store.check("ceiling", plan.hash("ceiling"), code, options.any_code)
     store.check("tiers", plan.hash("tiers", store.choice()), code, options.any_code)
+    console.print(_whole(plan, store, options))
     hours, is_well = options.hours, True
     started = datetime.datetime.now()
     for part in [one for one in PARTS if one in options.parts]:
@@ -102,7 +103,7 @@ def _locked(console: Console, plan: Plan, store: Store, options: argparse.Namesp
             console.print(f"The ceiling chose {chosen}: {evidence['because']}.")
         choice = None if part == "ceiling" else store.choice()
         stage = "ceiling" if part == "ceiling" else "tiers"
-        runs = plan.runs(part, choice, None if part == "ceiling" else options.first_methods)
+        runs = plan.runs(part, choice, _first(part, options))
         told = Told(plan.hash(stage, choice), code, known)
         spent = (datetime.datetime.now() - started).total_seconds() / 3600
         outcome = _play(console, part, runs, store, work, told, options, None if hours is None else hours - spent)
@@ -111,6 +112,25 @@ def _locked(console: Console, plan: Plan, store: Store, options: argparse.Namesp
             console.print(f"{len(outcome.left)} runs of {part} are left; the same command goes on with them.")
             break
     return 0 if is_well else 1
+
+
+def _whole(plan: Plan, store: Store, options: argparse.Namespace) -> str:
+    """The hours of all that was asked for; a range where the ceiling has not chosen yet."""
+    expected = Expected([*store.finished("ceiling"), *store.finished("tiers")])
+    choice = store.choice()
+    settings = plan.values["settings"]
+    possible = [choice] if choice else [Choice(one, settings[one]["updates"], "") for one in plan.ceiling["settings"]]
+    totals = []
+    for one in possible:
+        runs = [run for part in options.parts for run in plan.runs(part, one, _first(part, options))]
+        totals.append(expected.hours([run for run in runs if not store.has(run)], options.workers))
+    low, high = min(totals), max(totals)
+    told = f"{low:.0f} hours" if high - low < 1 else f"{low:.0f} to {high:.0f} hours, by the setting that is chosen"
+    return f"What is left of {', '.join(options.parts)} takes about {told}. A stop costs the runs under way."
+
+
+def _first(part: str, options: argparse.Namespace) -> int | None:
+    return None if part == "ceiling" else options.first_methods
 
 
 def _play(
