@@ -126,7 +126,7 @@ class Corridor(TextEnvironment):
 class Guided(Construction):
     """The extractive analyzer's work, and a block of a usual length for a fixed share of the targets."""
 
-    name, needs_success = "benchmark", True
+    name, needs_success = "aligned", True  # the block that TASPO scores
 
     def __init__(self, share: float, tok: PreTrainedTokenizerFast, num_tokens: int = 128):
         self.share = share
@@ -280,6 +280,8 @@ def bench_step(repeats: int, num_steps: int, generations: int) -> dict[str, Any]
             # Who comes first changes too: the first of all meets a cold process.
             for name in ("grpo", "taspo") if draw % 2 == 0 else ("taspo", "grpo"):
                 rows[name].append(run_step(makers[name], draw))
+    if not min(row["scorable"] for row in rows["taspo"]):
+        raise SystemExit("Nothing was scored: the construction's block is not the one that the method asks for.")
     middle = {
         name: {key: statistics.median(row[key] for row in entries) for key in entries[0]}
         for name, entries in rows.items()

@@ -242,8 +242,8 @@ class GuidanceStage:
         return {target.uid for work in self._work for target in work.targets}
 
     def is_done(self, timeout: float = 0.0) -> bool:
-        """Whether [`collect`] would not wait, after at most `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        """Whether [`collect`] would not wait, after `timeout` seconds or the time budget at most."""
+        deadline = time.monotonic() + (timeout if self._time_budget is None else min(timeout, self._time_budget))
         if not all(_is_done(work.prepared, deadline) for work in self._work):
             return False
         if self._construction is not None and self._construction.needs_others:

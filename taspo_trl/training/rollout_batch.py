@@ -42,7 +42,7 @@ from .simulator import Simulator
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 0.5
+GRACE_SECONDS = 1.0
 """How long the pass of log pi_old waits for guidance. Analyzers that answer at once and cached answers are in time for
 the whole batch, so that a run's last bits do not hang on the moment at which a thread ended."""
 
@@ -209,8 +209,9 @@ class ExperienceMaker:
                     plan, old=needs_old, reference=self.settings.has_reference, ride=ride
                 )
                 loss_rows, sampling_report = self._correct(plan, loss_rows, trajectories)
-            with _timed(seconds, "time/analyzer_visible"):
-                guided = arrival.wait()
+            seconds["time/logps"] -= arrival.seconds + (ride.seconds if ride else 0.0)
+            guided = arrival.wait()
+            seconds["time/analyzer_visible"] = arrival.seconds
             if self.alternatives is not None:
                 with _timed(seconds, "time/alternatives"):
                     others_seed = derive_seed("alternatives", seed, rollout)
@@ -226,9 +227,7 @@ class ExperienceMaker:
                     by_uid = {t.uid: t for t in trajectories}
                     loss_rows, coefficients = self.distilling.rows(plan, loss_rows, by_uid, guided.guidance)
                     credits = _with_coefficients(credits, trajectories, coefficients)
-            if ride is not None:
-                seconds["time/logps"] -= ride.seconds
-                seconds["time/scoring"] += ride.seconds
+            seconds["time/scoring"] += ride.seconds if ride else 0.0
         except BaseException:
             self.guidance.cancel()
             raise
@@ -365,6 +364,8 @@ class _Arrival:
     stage: GuidanceStage
     gather: Callable[[list], list]
     taken: GuidanceBatch | None = None
+    seconds: float = 0.0
+    """What the step waited for it."""
     _has_asked: bool = False
 
     def targets(self) -> set[str]:
@@ -374,14 +375,18 @@ class _Arrival:
     def if_done(self) -> GuidanceBatch | None:
         """The guidance, if no process would wait for it; the first time that is asked, after a moment of grace."""
         if self.taken is None:
+            started = time.perf_counter()
             is_done = self.stage.is_done(0.0 if self._has_asked else GRACE_SECONDS)
             self._has_asked = True
-            if not all(self.gather([is_done])):
+            is_done_everywhere = all(self.gather([is_done]))
+            self.seconds += time.perf_counter() - started
+            if not is_done_everywhere:
                 return None
         return self.wait()
 
     def wait(self) -> GuidanceBatch:
         if self.taken is None:
+            started = time.perf_counter()
             shared = self.gather([self.stage.collect()])
             self.taken = GuidanceBatch(
                 guidance={uid: one for part in shared for uid, one in part.guidance.items()},
@@ -390,6 +395,7 @@ class _Arrival:
                 visible_seconds=max(part.visible_seconds for part in shared),
                 calls=tuple(call for part in shared for call in part.calls),
             )
+            self.seconds += time.perf_counter() - started
         return self.taken
 
 
