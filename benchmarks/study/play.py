@@ -141,6 +141,7 @@ def arguments(configuration: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "gradient_checkpointing": False,
         "use_cpu": True,
         "bf16": False,  # the same arithmetic on every processor
+        "full_determinism": True,  # first batches are paired by digest, however busy the machine is
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from benchmarks.study.__main__ import main, try_methods
 from benchmarks.study.plan import Choice, Plan
+from benchmarks.study.play import arguments
 from benchmarks.study.results import ROOT, Store, code_hash
 from benchmarks.study.runner import Expected, InProcess, Told, go
 from taspo_trl.errors import ConfigurationError
-from tests.study.studies import plan, result
+from tests.study.studies import VALUES, plan, result
 
 
 CHOICE = Choice("long", 2, "area")
@@ -215,3 +216,10 @@ def test_a_trial_tells_of_every_method_and_which_would_fail(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "serl: RuntimeError: no feedback" in told and "taspo: 1.0 s; first batch b; success 0.25" in told
     assert "Failed: serl" in told and not list(tmp_path.iterdir())
+
+
+def test_how_busy_the_machine_is_does_not_decide_what_is_sampled(tmp_path):
+    """Runs of a seed are pairs by the digest of their first batch: requests must not meet by chance."""
+    settings = {"seed": 0, "updates": 1, "method": {"name": "grpo", "method": "grpo"}, "setting": {}}
+    whole = {**settings, "training": dict(VALUES["training"]), "evaluation": VALUES["evaluation"]}
+    assert arguments(whole, tmp_path)["full_determinism"]
