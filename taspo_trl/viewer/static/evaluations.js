@@ -151,7 +151,7 @@ const evaluations = (() => {
       "success",
       "95 % interval",
       "since the first",
-      "mean over families, bootstrap",
+      "mean over families",
       "score",
       "turns",
       "plays",
