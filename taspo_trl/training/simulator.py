@@ -69,8 +69,9 @@ class Simulator:
             metrics["simulator/unknown_states"] = unknown / max(1, len(states))
             batch = replace(batch, state_key=state_key("world", states))
         if needs.values:
-            values, num_replies = _values(batch, collector, needs.values, sampling, seed)
+            values, num_replies, num_lost = _values(batch, collector, needs.values, sampling, seed)
             metrics["simulator/continued_replies"] = float(num_replies)
+            metrics["simulator/lost_share"] = num_lost / max(1, sum(t.is_usable for t in batch.trajectories))
             batch = replace(batch, values=values)
         return batch, metrics
 
@@ -94,8 +95,8 @@ def _states(batch: Batch, collector: Collector) -> dict[TurnKey, Hashable]:
 
 def _values(
     batch: Batch, collector: Collector, num_continuations: int, sampling: SamplingSettings, seed: int
-) -> tuple[dict[TurnKey, float], int]:
-    """V of the states between the first turn and the end, and the replies that were sampled for it."""
+) -> tuple[dict[TurnKey, float], int, int]:
+    """V of the states between the first turn and the end, the replies sampled for it, and the episodes without any."""
     mine = _share(batch, collector)
     # As many episodes at a time as the rollout has.
     in_flight = max(1, len(batch.trajectories) // collector.num_processes // num_continuations)
@@ -122,7 +123,8 @@ def _values(
                 f"`value='continuations'` plays episodes on from their states, and `{type(probe).__name__}` does not "
                 f"come back to any: {lost[played[0]]} Take value='siblings'."
             )
-    return dict(collector.gather(list(found.means().items()))), sum(collector.gather([found.num_replies]))
+    means = dict(collector.gather(list(found.means().items())))
+    return means, sum(collector.gather([found.num_replies])), len(lost)
 
 
 def _share(batch: Batch, collector: Collector) -> list[Trajectory]:

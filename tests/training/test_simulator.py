@@ -116,14 +116,15 @@ def test_continuations_tell_the_values_of_states():
         for t in (1, 2, LENGTH):
             expected = value(t, [turn.action for turn in one.turns])
             assert batch.values[one.uid, t] == pytest.approx(expected, abs=0.3 if 0 < expected < 1 else 0)
-    assert metrics == {"simulator/continued_replies": 3 * 16 * (2 + 1)}
+    assert metrics == {"simulator/continued_replies": 3 * 16 * (2 + 1), "simulator/lost_share": 0.0}
 
 
 def test_a_world_that_never_comes_back_is_refused_and_one_lost_episode_is_not():
     with Play(Corridor) as play:
         episodes = play.episodes(3)
         lost = dataclasses.replace(episodes[0], seed=None)
-        batch, _ = told(play, [lost, *episodes[1:]], continuations=2)
+        batch, metrics = told(play, [lost, *episodes[1:]], continuations=2)
+        assert metrics["simulator/lost_share"] == pytest.approx(1 / 3)
         assert {uid for uid, _ in batch.values} == {one.uid for one in episodes[1:]}
     with Play(Moody) as play:
         episodes = play.episodes(2)
