@@ -108,6 +108,7 @@ def experience_settings(
         correction=importance_settings(args),
         records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
         records_with_prompt_ids=args.save_trajectories == "full",
+        waits_for_guidance=args.full_determinism,
     )
 
 

@@ -84,6 +84,9 @@ class ExperienceSettings:
             Where trajectories are written; None writes none.
         records_with_prompt_ids (`bool`):
             See [`~taspo_trl.records.write_records`].
+        waits_for_guidance (`bool`):
+            Whether the pass of log pi_old waits for guidance that is late. What is scored on its way then never
+            depends on how fast the analyzer answers.
     """
 
     recipe: Recipe
@@ -96,6 +99,7 @@ class ExperienceSettings:
     correction: ImportanceSettings | None = None
     records_folder: Path | None = None
     records_with_prompt_ids: bool = False
+    waits_for_guidance: bool = False
 
     @property
     def moves_all(self) -> bool:
@@ -284,7 +288,7 @@ class ExperienceMaker:
             return None
 
         def ask() -> PairPlan | None:
-            guided = arrival.if_done()
+            guided = arrival.wait() if self.settings.waits_for_guidance else arrival.if_done()
             return None if guided is None else self._pairs(batch, plan, guided)
 
         return Ride(plan, arrival.targets(), ask, self.collector.gather, self.passes.max_tokens)

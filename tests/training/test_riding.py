@@ -130,3 +130,14 @@ def test_the_pass_does_not_stand_still_for_guidance(tmp_path, monkeypatch):
     assert [row.old_logps for row in late.rows] == [row.old_logps for row in riding.rows]
     for one, other in zip(late.credits, riding.credits, strict=True):
         assert one.weights == pytest.approx(other.weights, abs=1e-9)
+
+
+def test_with_full_determinism_the_pass_waits_and_repeats(tmp_path, monkeypatch):
+    """How fast the analyzer answers would else show in the last bits of float32."""
+    monkeypatch.setattr("transformers.trainer.enable_full_determinism", lambda seed: None)  # it holds for the process
+    settings = {"dtype": torch.float32, "full_determinism": True}
+    quick = play(tmp_path / "a", monkeypatch, **settings)
+    monkeypatch.setattr(GuidanceStage, "is_done", lambda stage, timeout=0.0: False)
+    late = play(tmp_path / "b", monkeypatch, **settings)
+    assert late.forwards == quick.forwards and any(taken > 0 for _, _, taken, _ in late.forwards)
+    assert [one.weights for one in late.credits] == [one.weights for one in quick.credits]
