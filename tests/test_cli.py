@@ -270,6 +270,7 @@ def test_usage_and_version(capsys):
         (["eval"], 1, "`--model` is missing"),
         (["eval", "--model", "x", "--attempts", "3"], 1, "no option of `--agent plain`, but of reflexion and retry"),
         (["eval", "--model", "x", "--reflection-model", "y"], 1, "is read by `--agent reflexion` alone"),
+        (["eval", "--model", "x", "--reply-format", "{action}"], 1, "`--reply-format` needs `--player`"),
         (["eval", "--model", "x", "--within", "1"], 1, "`--within` needs `--compare"),
         (["eval", "--model", "x", "--environment", "chess"], 1, "There is no environment 'chess'"),
         (["eval", "--model", "x", "--dataset-kwargs", "small"], 1, "`--dataset-kwargs` must be"),

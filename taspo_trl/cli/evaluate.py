@@ -1,4 +1,4 @@
-"""`taspo eval`: a model on a split, each task once or as an agent tries, with intervals; or two results compared."""
+"""`taspo eval`: a model or a player on a split, with intervals; or two results compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import platform
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from ..errors import ConfigurationError
 from ..redaction import without_credentials
 from ..training.model_folder import check_model_folder
 from .agents import add_agent_options, agent_of, reflector_of, reply_format
-from .models import load_policy, served_policy
+from .models import NamedPolicy, load_policy, load_tokenizer, served_policy
+from .players import scripted_player
 from .sources import environment_data, environment_factory, json_arguments
+
+
+SAMPLED = {"temperature": 0.0, "top_p": 1.0, "dtype": "auto", "device": None, "vllm_server": None}
+"""Options of a model that generates -> their defaults; none of a player."""
+BYTES = "bytes"
+"""What results call the tokenizer of a player that was given no other."""
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="taspo eval",
-        description="Play each task of a split exactly once and report success by family with 95 % intervals. An "
-        "interrupted evaluation goes on where it stopped.",
+        description="Play each task of a split exactly once and report success by family with 95 % intervals. A "
+        "player in place of a model (`--player oracle`, `--player random`) bounds a table. An interrupted evaluation "
+        "goes on where it stopped.",
     )
     made.add_argument("--model", help="model id, model folder, or LoRA adapter folder")
     made.add_argument(
@@ -30,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="generate with this running `vllm serve`; `--model` then only names the tokenizer",
     )
+    made.add_argument(
+        "--player",
+        help="in place of a model plays `oracle` (the environment's own plans), `random` (any admissible action) or "
+        "`package.module:function` (a turn to an action); `--model`, if given, then only names the tokenizer",
+    )
+    made.add_argument("--reply-format", default=None, help="with --player: a reply around {action}")
     made.add_argument("--environment", default="household", help="built-in environment or package.module:Class")
     made.add_argument("--environment-kwargs", default=None, help="constructor arguments, JSON or YAML")
     made.add_argument("--dataset-kwargs", default=None, help="arguments of dataset(split), JSON or YAML")
@@ -38,16 +53,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, nargs="+", default=[0], help="one evaluation for each (default: 0)")
     made.add_argument("--plays", type=int, default=1, help="plays of each task for each seed (default: 1)")
     add_agent_options(made)
-    made.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default)")
-    made.add_argument("--top-p", type=float, default=1.0, help="nucleus (default: 1.0)")
+    made.add_argument("--temperature", type=float, help="sampling temperature; 0 is greedy (default)")
+    made.add_argument("--top-p", type=float, help="nucleus (default: 1.0)")
     made.add_argument("--context", choices=["window", "conversation"], help="default: the environment's")
     made.add_argument("--success-threshold", type=float, help="TRL classes: the reward that counts as success")
     made.add_argument("--max-turns", type=int, default=None, help="turns of an episode (default: the environment's)")
-    made.add_argument("--max-completion-length", type=int, default=512, help="tokens of one reply (default: 512)")
+    made.add_argument(
+        "--max-completion-length",
+        type=int,
+        help="tokens of one reply (default: 512; 4096 with a player and no `--model`, when bytes are tokens)",
+    )
     made.add_argument("--max-prompt-length", type=int, default=None, help="tokens of one prompt")
     made.add_argument("--chat-template-kwargs", default=None, help="JSON or YAML, e.g. '{enable_thinking: false}'")
     made.add_argument("--episodes", type=int, default=32, help="episodes in flight (default: 32)")
-    made.add_argument("--dtype", default="auto", help="weights: auto, float32, bfloat16, ... (default: auto)")
+    made.add_argument("--dtype", help="weights: auto, float32, bfloat16, ... (default: auto)")
     made.add_argument("--device", default=None, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     made.add_argument("-o", "--output", default=None, help="result file (default: evaluations/NAME.json)")
     made.add_argument("--markdown", action="store_true", help="print a Markdown table, for a paper")
@@ -63,15 +82,70 @@ def main(arguments: list[str]) -> int:
         return _compare(first, second, options.within, options.markdown)
     if options.within is not None:
         raise ConfigurationError("`--within` needs `--compare FIRST SECOND`: it is read from what was evaluated.")
-    if not (options.model or options.vllm_server):
+    if not (options.model or options.vllm_server or options.player):
         raise ConfigurationError(
-            "`--model` is missing: a model id or a folder (or `--vllm-server URL`, or `--compare FIRST SECOND`)."
+            "`--model` is missing: a model id or a folder (or `--vllm-server URL`, `--player oracle`, or `--compare "
+            "FIRST SECOND`)."
         )
+    _fill_in(options)
     if options.model:
         check_model_folder(options.model)
     results = _evaluate(options)
     _report(results, as_markdown=options.markdown)
     return 0
+
+
+def _fill_in(options: argparse.Namespace) -> None:
+    """Put defaults where nothing was given, and refuse what a player has no use for."""
+    given = [name for name in SAMPLED if getattr(options, name) is not None]
+    if options.player and given:
+        raise ConfigurationError(
+            f"`--{given[0].replace('_', '-')} {getattr(options, given[0])}` is read where a model generates; the "
+            f"player {options.player!r} makes its replies itself. Leave one of the two out."
+        )
+    if options.player and options.agent != "plain":
+        raise ConfigurationError(
+            f"`--agent {options.agent}` changes what a model is prompted with, and no model plays with `--player "
+            f"{options.player}`. Leave one of the two out."
+        )
+    if options.reply_format is not None and not options.player:
+        raise ConfigurationError("`--reply-format` needs `--player`: a model writes whole replies.")
+    for name, value in SAMPLED.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.max_completion_length is None:
+        options.max_completion_length = 4096 if options.player and not options.model else 512
+
+
+def _policy(options: argparse.Namespace) -> NamedPolicy:
+    """Who generates; for a player its tokenizer alone."""
+    if options.player:
+        from ..imitation.byte_tokenizer import byte_tokenizer
+
+        tokenizer = load_tokenizer(options.model) if options.model else byte_tokenizer()
+        nobody: Any = None  # the player's engine needs the episodes that are planned
+        return NamedPolicy(nobody, tokenizer, None, options.model or BYTES)
+    if options.vllm_server:
+        return served_policy(options.vllm_server, options.model)
+    return load_policy(options.model, options.device, options.dtype)
+
+
+def _player(options: argparse.Namespace, pool: Any) -> Any:
+    """Who plays in place of a model, or None."""
+    if not options.player:
+        return None
+    if pool.traits[None].tools and not options.model:
+        raise ConfigurationError(
+            f"{options.environment} has tools, and only the chat template of a model tells how they are called: name "
+            "one with `--model`, whose tokenizer alone is loaded."
+        )
+    player = scripted_player(options.player, pool, options.environment, options.reply_format)
+    if player is None:
+        raise ConfigurationError(
+            f"There is no player {options.player!r}. A player is `oracle`, `random` or `package.module:function`; a "
+            "model plays with `--model` or `--vllm-server`."
+        )
+    return player
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
@@ -80,6 +154,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from ..environments.workers import EnvironmentPool
     from ..evaluation import evaluate_tasks, evaluation_facts, refuse_other_result
     from ..generation import SamplingSettings
+    from ..imitation import evaluate_player
     from ..rollout.loop import RolloutSettings
     from ..rollout.templates import ChatRenderer
     from ..training.checks import check_openings
@@ -90,10 +165,7 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     data_arguments = json_arguments(options.dataset_kwargs, "--dataset-kwargs")
     data = environment_data(options.environment, options.split, data_arguments)
     rows = list(data if options.limit is None else data.select(range(min(options.limit, len(data)))))
-    if options.vllm_server:
-        model = served_policy(options.vllm_server, options.model)
-    else:
-        model = load_policy(options.model, options.device, options.dtype)
+    model = _policy(options)
     rollout = RolloutSettings(
         context=options.context,
         max_turns=options.max_turns,
@@ -109,8 +181,9 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     sampling = SamplingSettings(options.temperature, options.top_p)
     results = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    close_reflector = _nothing
+    close_reflector, player = _nothing, None
     try:
+        player = _player(options, pool)
         reflector, close_reflector = reflector_of(options, model.engine, renderer, rollout)
         for traits in pool.traits.values():
             renderer.for_environment(traits).check_chat(traits, rollout.context)
@@ -118,20 +191,21 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
         with Progress(*columns, transient=True) as progress:
             for seed in options.seeds:
                 path = _output(options, model.name, seed, agent)
-                facts = _facts(options, model.name, arguments, renderer)
-                known = {"rollout": rollout, "sampling": sampling, "seed": seed, "num_plays": options.plays}
-                refuse_other_result(
-                    path, evaluation_facts(rows, **known, settings=facts, agent=agent, reflector=reflector)
+                facts = {**_who(options, model.name, player), **_facts(options, arguments, renderer)}
+                known: dict[str, Any] = {"rollout": rollout, "seed": seed, "num_plays": options.plays}
+                asked: dict[str, Any] = {"sampling": sampling, "agent": agent, "reflector": reflector}
+                refuse_other_result(path, evaluation_facts(rows, **known, **asked, settings=facts))
+                evaluate: Any = (
+                    functools.partial(evaluate_tasks, engine=model.engine, **asked)
+                    if player is None
+                    else functools.partial(evaluate_player, player=player)
                 )
                 bar = progress.add_task(f"{options.split}, seed {seed}", total=len(rows) * options.plays)
-                result = evaluate_tasks(
+                result = evaluate(
                     rows,
-                    engine=model.engine,
                     pool=pool,
                     renderer=renderer,
                     **known,
-                    agent=agent,
-                    reflector=reflector,
                     max_in_flight=options.episodes,
                     progress_path=path.with_suffix(".progress.jsonl"),
                     on_play=functools.partial(_advance, progress, bar),
@@ -142,6 +216,8 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
                 results[str(path)] = result
     finally:
         close_reflector()
+        if player is not None:
+            player.close()
         pool.close()
         model.close()
     return results
@@ -155,16 +231,22 @@ def _advance(progress: Any, bar: Any, play: Any) -> None:
     progress.advance(bar)
 
 
-def _facts(options: argparse.Namespace, model: str, arguments: dict, renderer: Any) -> dict[str, Any]:
+def _who(options: argparse.Namespace, model: str, player: Any) -> dict[str, Any]:
+    if player is not None:
+        from ..imitation import player_facts
+
+        return {**player_facts(player), "reply_format": options.reply_format, "tokenizer": model}
+    engine = "vllm" if options.vllm_server else "transformers"
+    return {"model": model, "weights": weights_digest(model), "engine": engine}
+
+
+def _facts(options: argparse.Namespace, arguments: dict, renderer: Any) -> dict[str, Any]:
     import torch
     import transformers
 
     from .. import __version__
 
     return {
-        "model": model,
-        "weights": weights_digest(model),
-        "engine": "vllm" if options.vllm_server else "transformers",
         "environment": options.environment,
         "environment_kwargs": without_credentials(arguments),
         "chat_template_kwargs": without_credentials(renderer.template_kwargs),
@@ -182,7 +264,8 @@ def _facts(options: argparse.Namespace, model: str, arguments: dict, renderer: A
 def _output(options: argparse.Namespace, model: str, seed: int, agent: Any) -> Path:
     if options.output and len(options.seeds) == 1:
         return Path(options.output)
-    name = f"{Path(model).name}-{options.environment.replace(':', '.')}-{options.split}"
+    who = options.player.replace(":", ".") if options.player else Path(model).name
+    name = f"{who}-{options.environment.replace(':', '.')}-{options.split}"
     if agent.name != "plain":
         name += f"-{agent.name}{agent.attempts if agent.attempts > 1 else ''}"
     name = Path(options.output).stem if options.output else name
@@ -193,10 +276,14 @@ def _output(options: argparse.Namespace, model: str, seed: int, agent: Any) -> P
 def _report(results: dict[str, Any], as_markdown: bool) -> None:
     for path, result in results.items():
         facts = result.settings
-        title = (
-            f"{facts.get('model')} on {facts.get('environment')}/{facts.get('split')}: temperature "
-            f"{facts['temperature']}, top-p {facts['top_p']}, seed {facts['seed']}{_tries(result)}"
-        )
+        where = f"{facts.get('environment')}/{facts.get('split')}"
+        if "player" in facts:
+            title = f"player {facts['player']} on {where}: seed {facts['seed']}"
+        else:
+            title = (
+                f"{facts.get('model')} on {where}: temperature {facts['temperature']}, top-p {facts['top_p']}, seed "
+                f"{facts['seed']}{_tries(result)}"
+            )
         rows = [[family, *_cells(rate)] for family, rate in result.families().items()]
         macro, low, high = result.macro()
         rows += [
@@ -214,6 +301,9 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
             f"score {values['score']:.3f}, turns {values['turns']:.1f} (of successes {values['turns_success']:.1f}), "
             f"ends: {ends}\n{_costs(values)}{path}"
         )
+        uncounted = Counter(play.error for play in result.plays if not play.is_usable)
+        for reason, count in uncounted.most_common(5):
+            print(f"{count} of {len(result.plays)} plays count in no rate: {reason[:300]}")
     if len(results) > 1:
         import numpy as np
 
@@ -222,7 +312,9 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
 
 
 def _tries(result: Any) -> str:
-    """The agent, for titles: a success of several attempts is never shown without their number."""
+    """Player or agent, for titles: a success of several attempts is never shown without their number."""
+    if "player" in result.settings:
+        return f", player {result.settings['player']}"
     name = result.settings.get("agent", {}).get("name")
     if name is None:
         return ""

@@ -15,7 +15,8 @@ from ..errors import ConfigurationError
 from ..redaction import without_credentials
 from ..training.model_folder import check_model_folder
 from .models import load_model, load_tokenizer
-from .sources import environment_data, environment_factory, imported, json_arguments
+from .players import scripted_player
+from .sources import environment_data, environment_factory, json_arguments
 
 
 EPISODES = "_warm_start"
@@ -41,14 +42,15 @@ def parser() -> argparse.ArgumentParser:
     who = made.add_argument_group("the player")
     who.add_argument(
         "--player",
-        help="`oracle` (the environment's own plans), `package.module:function` (a turn to an action), or LiteLLM's "
-        "name of a chat model, e.g. deepseek/deepseek-chat; its key comes from the environment",
+        help="`oracle` (the environment's own plans), `random` (any admissible action), `package.module:function` (a "
+        "turn to an action), or LiteLLM's name of a chat model, e.g. deepseek/deepseek-chat; its key comes from the "
+        "environment",
     )
     who.add_argument(
         "--from", dest="sources", nargs="+", default=[], metavar="PATH",
         help="episodes recorded earlier: files or folders of them, in place of a player or beside it",
     )  # fmt: skip
-    who.add_argument("--reply-format", default=None, help="oracle and functions: a reply around {action}")
+    who.add_argument("--reply-format", default=None, help="all but chat models: a reply around {action}")
     who.add_argument("--plays", type=int, default=1, help="plays of each task (default: 1)")
     who.add_argument("--temperature", type=float, default=1.0, help="of a chat model (default: 1.0)")
     who.add_argument("--api-base", default=None, help="root of the chat model's API, e.g. http://localhost:8000/v1")
@@ -101,8 +103,8 @@ def main(arguments: list[str]) -> int:
         raise ConfigurationError("`--model` is missing: the policy to be trained, whose prompts are recorded.")
     if not (options.player or options.sources):
         raise ConfigurationError(
-            "Nobody plays: name a `--player` (`oracle`, `package.module:function`, a chat model), or recorded "
-            "episodes with `--from`."
+            "Nobody plays: name a `--player` (`oracle`, `random`, `package.module:function`, a chat model), "
+            "or recorded episodes with `--from`."
         )
     check_model_folder(options.model)
     output = Path(options.output)
@@ -192,14 +194,11 @@ class _Stage:
 
 
 def _player(options: argparse.Namespace, stage: _Stage, folder: Path) -> Any:
-    from ..imitation import FunctionPlayer, LiteLLMChatPlayer, OraclePlayer
-    from ..imitation.players import reply_format_of
+    from ..imitation import LiteLLMChatPlayer
 
-    form = options.reply_format or reply_format_of(stage.pool.traits[None])
-    if options.player == "oracle":
-        return OraclePlayer(stage.pool.factories[None], form)
-    if ":" in options.player and "/" not in options.player:
-        return FunctionPlayer(imported(options.player), options.player, form)
+    scripted = scripted_player(options.player, stage.pool, options.environment, options.reply_format)
+    if scripted is not None:
+        return scripted
     if stage.pool.traits[None].tools:
         raise ConfigurationError(
             "A chat model behind LiteLLM cannot play a class with tools here: its calls would be in its provider's "

@@ -2,7 +2,7 @@
 
 from .agents import AGENTS, EvaluationAgent, PlainAgent, ReActAgent, ReflexionAgent, RetryAgent
 from .notes import AnalyzerReflector, PolicyReflector, Reflector
-from .play import distinct_ids, evaluate_tasks, evaluation_facts, refuse_repeated, tasks_digest
+from .play import distinct_ids, evaluate_tasks, evaluation_facts, planned_plays, refuse_repeated, tasks_digest
 from .results import Attempt, Comparison, EvaluationResult, Note, Play, compare, refuse_other_result
 from .statistics import Rate, macro_rate, wilson_rate
 
@@ -28,6 +28,7 @@ __all__ = [
     "evaluate_tasks",
     "evaluation_facts",
     "macro_rate",
+    "planned_plays",
     "refuse_other_result",
     "refuse_repeated",
     "tasks_digest",

@@ -24,7 +24,7 @@ from ..seeds import derive_seed
 from ..types import Trajectory
 from .agents import EvaluationAgent, PlainAgent, example_text, thinks
 from .notes import PolicyReflector, Reflector
-from .progress import Record
+from .progress import Key, Record
 from .results import Attempt, EvaluationResult, Note, Play
 
 
@@ -102,8 +102,7 @@ def evaluate_tasks(
         agent=agent,
         reflector=reflector,
     )
-    ids, numbers = distinct_ids(rows)[part], equal_before(rows)[part]
-    keys = [(one, k) for one in ids for k in range(num_plays)]
+    keys = [(one, k) for one in distinct_ids(rows)[part] for k in range(num_plays)]
     record = Record(keys, agent.attempts, on_play)
     if progress_path is not None:
         record.keep_in(Path(progress_path), facts)
@@ -121,14 +120,10 @@ def evaluate_tasks(
 
     for attempt_idx in range(agent.attempts):
         specs, played = [], {}
-        for row, one, number in zip(rows[part], ids, numbers, strict=True):
-            prefix = f"eval{attempt_idx + 1 if attempt_idx else ''}-{one}"
-            planned = plan_groups([row], num_plays, seed, 0, prefix=prefix, is_routed=pool.is_routed, numbers=[number])
-            for spec in planned:
-                key = (one, spec.generation_idx)
-                if record.wants(key, attempt_idx):
-                    specs.append(spec)
-                    played[spec.uid] = key
+        for key, spec in planned_plays(rows, num_plays, seed, pool.is_routed, attempt_idx, part):
+            if record.wants(key, attempt_idx):
+                specs.append(spec)
+                played[spec.uid] = key
         if not specs:
             continue
 
@@ -169,6 +164,32 @@ def evaluate_tasks(
             wait([one[3] for one in asked], return_when=FIRST_COMPLETED)
             settle()
     return EvaluationResult(tuple(record.plays()), facts)
+
+
+def planned_plays(
+    rows: Sequence[Mapping[str, Any]],
+    num_plays: int,
+    seed: int,
+    is_routed: bool = False,
+    attempt_idx: int = 0,
+    part: slice = slice(None),
+) -> list[tuple[Key, EpisodeSpec]]:
+    """The episodes of [`evaluate_tasks`], each with its task's id and the number of its play.
+
+    Args:
+        rows, num_plays, seed, part:
+            As there.
+        is_routed (`bool`, *optional*, defaults to `False`):
+            As in [`~taspo_trl.rollout.tasks.plan_groups`].
+        attempt_idx (`int`, *optional*, defaults to `0`):
+            Which attempt of an agent, from 0. All have the same seeds.
+    """
+    planned: list[tuple[Key, EpisodeSpec]] = []
+    for row, one, number in zip(rows[part], distinct_ids(rows)[part], equal_before(rows)[part], strict=True):
+        prefix = f"eval{attempt_idx + 1 if attempt_idx else ''}-{one}"
+        specs = plan_groups([row], num_plays, seed, 0, prefix=prefix, is_routed=is_routed, numbers=[number])
+        planned += [((one, spec.generation_idx), spec) for spec in specs]
+    return planned
 
 
 def evaluation_facts(

@@ -1,4 +1,4 @@
-"""Who plays the episodes that are imitated: an oracle, a function, a chat model, or recorded replies.
+"""Who plays episodes in place of the policy: an oracle, chance, a function, a chat model, or recorded replies.
 
 A player is asked for each turn through [`PlayerEngine`], which the rollout loop takes for an engine: prompts, limits
 and verdicts are those of training, whoever plays.
@@ -6,6 +6,7 @@ and verdicts are those of training, whoever plays.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from ..rollout.contexts import PastTurn
 from ..rollout.plans import knows_plans
 from ..rollout.tasks import EpisodeSpec
 from ..rollout.templates import ChatRenderer
+from ..seeds import derive_seed
 from ..types import FinishReason
 
 
@@ -112,7 +114,7 @@ class FunctionPlayer(_Stateless):
     def __init__(self, function: Callable[[PlayerTurn], str], name: str | None = None, reply_format=REPLY_FORMAT):
         if "{action}" not in reply_format:
             raise ConfigurationError(f"`reply_format` must hold {{action}}, got {reply_format!r}.")
-        self.name = name or getattr(function, "__qualname__", repr(function))
+        self.name = str(name or getattr(function, "__qualname__", repr(function)))
         self._function = function
         self._format = reply_format
         self._opening = reply_format.partition("{action}")[0].rpartition("<")[2]
@@ -184,6 +186,50 @@ class OraclePlayer:
         for world in (*self._worlds.values(), *self._idle):
             world.close()
         self._worlds, self._idle = {}, []
+
+
+_BLANK = re.compile(r"(?<=\[)<[^<>\n]+>(?=\])")
+
+
+class RandomPlayer(_Stateless):
+    """
+    Any of the actions that the environment lists, each as likely as the others.
+
+    A choice is a function of the episode's seed, the number of the play and the turn: the same from run to run,
+    whatever is played beside it or before it. A form among the actions, such as WebShop's `search[<your keywords>]`,
+    is filled in with the task's words.
+
+    Args:
+        environment (`str`):
+            How messages name the environment.
+        reply_format (`str`, *optional*, defaults to `"<action>{action}</action>"`):
+            As in [`FunctionPlayer`].
+
+    Raises:
+        ConfigurationError: from `reply`, the environment lists no admissible actions when an episode begins.
+    """
+
+    name, num_workers = "random", 1
+
+    def __init__(self, environment: str, reply_format: str = REPLY_FORMAT):
+        self._environment = environment
+        self._wrapped = FunctionPlayer(self._action, self.name, reply_format)
+
+    def reply(self, turn: PlayerTurn) -> str:
+        return self._wrapped.reply(turn)
+
+    def _action(self, turn: PlayerTurn) -> str:
+        actions = turn.admissible_actions
+        if actions is None and not turn.history:
+            raise ConfigurationError(
+                f"The environment {self._environment} lists no admissible actions, so nobody can draw one of them. "
+                'Let `reset` and `step` give them in `info["admissible_actions"]`, or take a function as the player.'
+            )
+        if not actions:
+            raise ReplayError("The environment lists no admissible action in this state.")
+        chosen = actions[derive_seed("random player", turn.seed, turn.play, len(turn.history)) % len(actions)]
+        words = " ".join(re.sub(r"[<>\[\]]", " ", turn.task).split())
+        return _BLANK.sub(lambda _: words, chosen)
 
 
 class LiteLLMChatPlayer(_Stateless):
