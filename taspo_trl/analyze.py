@@ -319,6 +319,8 @@ def _recipe(folder: Path, credit: WeightRule | None, analyzer: Analyzer | str | 
             facts = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise RecordError(f"{path} is no JSON: {error}. Delete it, or pass `credit`.") from error
+        if not isinstance(facts, dict):
+            raise RecordError(f"{path} holds a {type(facts).__name__} and no object. Delete it, or pass `credit`.")
         recipe = recipe_of(facts)
         needs = recipe.rule_needs
         if needs.progress or needs.values or (needs.state_key and recipe.knows_world):

@@ -65,7 +65,7 @@ class StepBar(TrainerCallback):
         if "success" not in logs:
             return
         for name, window in (("success", self._success), ("reward", self._reward)):
-            if logs.get(name) is not None:
+            if logs.get(name) is not None and math.isfinite(logs[name]):
                 window.append(logs[name])
         told = self._told(logs)
         if self._bar is not None:
@@ -88,8 +88,8 @@ class StepBar(TrainerCallback):
 
     def _told(self, logs: Mapping[str, Any]) -> str:
         success, reward = _mean(self._success), _mean(self._reward)
-        parts = [f"success {success:.2f}"]
-        if abs(success - reward) > 5e-3:
+        parts = ["success unknown" if success is None else f"success {success:.2f}"]
+        if reward is not None and (success is None or abs(success - reward) > 5e-3):
             parts.append(f"reward {reward:.2f}")
         if logs.get("guidance/coverage") is not None:
             parts.append(f"guided {logs['guidance/coverage']:.0%}")
@@ -136,5 +136,5 @@ def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{share:.1%}".replace("%", " %")
 
 
-def _mean(values: deque[float]) -> float:
-    return math.fsum(values) / max(1, len(values))
+def _mean(values: deque[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

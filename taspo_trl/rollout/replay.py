@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -62,17 +63,15 @@ def states_told(
     told: list[Told | None] = [None] * (len(trajectory.turns) + 1)
     if trajectory.seed is None:
         return told
-    environment = factory()
     try:
-        for t, _ in enumerate(replay(trajectory, environment)):
-            told[t] = ask(environment)
+        with contextlib.closing(factory()) as environment:
+            for t, _ in enumerate(replay(trajectory, environment)):
+                told[t] = ask(environment)
     except Exception as error:
         # What a world does wrong costs the turns that it cannot tell of, not the step.
         logger.warning(
             "Nothing is told of the rest of episode %s: %s: %s", trajectory.uid, type(error).__name__, error
         )
-    finally:
-        environment.close()
     return told
 
 

@@ -36,6 +36,10 @@ def test_lines_are_means_of_five_with_the_reward_where_it_is_another(capsys):
     assert lines[5].startswith("step 6/60, ")
     assert lines[5].endswith(" s a step: success 0.30, guided 60%, invalid actions 25%")  # of 0, .25, .25, .5, .5
     assert lines[6].endswith("success 0.40, reward 0.50, invalid actions 25%, failed episodes 12%")
+    nobody = StepBar(is_interactive=False)
+    nobody.on_train_begin(QUIET, state(0), None)
+    nobody.on_log(QUIET, state(1), None, {"success": None, "reward": float("nan")})
+    assert capsys.readouterr().out.endswith(": success unknown, invalid actions 0%\n"), "no zero that nobody saw"
     other = StepBar(is_interactive=False)
     other.on_train_begin(QUIET, state(0, False), None)
     other.on_log(QUIET, state(1, False), None, entry(0.5))

@@ -36,6 +36,10 @@ class Quiet(Planned):
         return dataclasses.replace(answer, info={"success": answer.info["success"]})
 
 
+def raising():
+    raise OSError("no license for another instance")
+
+
 class Broken(Corridor):
     def reset(self, *, seed, **row):
         raise RuntimeError("no power")
@@ -81,6 +85,7 @@ def test_what_answers_told_is_taken_and_plans_where_they_told_nothing():
         first = next((t for t, turn in enumerate(one.turns) if turn.action == "left"), LENGTH)
         # Astray there is no plan, so nothing is known of the step that led there either.
         assert progress_told(one, Quiet) == [1.0 if t < first else None for t in range(LENGTH)]
+    assert progress_told(quiet[0], raising) == [None] * LENGTH, "a world that cannot be made costs no step"
 
 
 def test_states_and_continuations_are_refused_by_name_where_they_cannot_be_had():
