@@ -75,8 +75,10 @@ def test_chance_is_a_function_of_seed_play_and_turn_and_fair():
 
 
 def test_an_oracle_bounds_from_above_and_chance_repeats_itself(tmp_path):
-    told = []
-    oracle = evaluate(OraclePlayer(HouseholdEnvironment), num_plays=2, on_play=told.append)
+    told, made = [], []
+    player = OraclePlayer(lambda: made.append(HouseholdEnvironment()) or made[-1])
+    oracle = evaluate(player, num_plays=2, on_play=told.append, max_in_flight=1)
+    assert len(made) == 2  # a probe, and one world for one episode after the other
     assert oracle.overall().value == 1.0 and len(told) == len(oracle.plays) == 6
     assert oracle.settings["player"] == "oracle" and oracle.settings["temperature"] is None
     first = evaluate(RandomPlayer("household"), progress_path=tmp_path / "p.jsonl", max_in_flight=3)
