@@ -208,6 +208,7 @@ WITHOUT_OUTSIDE_TEXT = {
     "cli/": "prints what it has read",
     "methods/cards": "prints the docstrings of the rules",
     "environments/": "indexes and data sets that were on the disk before",
+    "reporting/progress": "numbers, and the names of data sets",
     "reporting/hub": "copies files that were written",
     "viewer/write": "the text is made by viewer/page",
     "training/nonfinite": "numbers",

@@ -6,7 +6,7 @@ import queue
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -379,7 +379,8 @@ def test_two_hundred_batches_grow_nothing(renderer, ledger, tmp_path, monkeypatc
             play(renderer, scripts, pool=pool)
         assert eventually(lambda: footprint(tmp_path).threads <= before.threads)
         after = footprint(tmp_path)
-        assert after == before
+        # Less is no fault: a thread that another test left behind may end in the meantime.
+        assert all(now <= then for now, then in zip(astuple(after), astuple(before), strict=True)), after
         assert ledger.most_open <= 4 + 2, "an instance that failed may still be closing while its successor opens"
 
         def explode(trajectory):
