@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import sys
 import warnings
 from importlib import import_module
@@ -48,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     # Transformers and TRL use each other's deprecated names; no user of a command can do anything about that.
     warnings.filterwarnings("ignore", r".*gradient_checkpointing\w*` is deprecated", FutureWarning)
+    # Nor about a kernel that would only make 4-bit products on CPUs faster.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if is_debugging := "--debug" in arguments:
         arguments.remove("--debug")
     if name != "train":  # TRL's parser takes both spellings already

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,6 +97,7 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
     _write(folder, summary, trainer, before, after)
     _print_tables(console, summary, before, after)
     console.print(f"Finished in {sum(seconds.values()):.0f} s. Summary, plots and trajectories: [bold]{folder}[/bold]")
+    console.print(f"To look at it: [bold]{Path(sys.executable).parent / 'taspo'} view --open {folder}[/bold]")
     return summary
 
 

@@ -101,8 +101,9 @@ def test_an_engine_that_decodes_step_by_step_does_not_wait_for_a_slow_environmen
 def test_deadlines_are_kept_while_the_engine_is_busy(renderer, ledger):
     class Busy(SteppedPolicy):
         def step(self) -> bool:
-            if self.requests[-1].episode_uid.endswith("k1") and len(self.requests) > 2 and not self.forgotten:
-                return True  # the reply of member 1 takes longer than the environment of member 0 may
+            waiting = [request.episode_uid for request, _ in self._queue]
+            if len(self.requests) == 3 and [uid[-2:] for uid in waiting] == ["k1"] and not self.forgotten:
+                return True  # the second reply of member 1 takes longer than the environment of member 0 may
             return super().step()
 
     scripts = {0: act("sleep"), 1: act("go", "win")}
