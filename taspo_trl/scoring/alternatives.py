@@ -6,7 +6,6 @@ from its keys and values. A branch with the empty block is the plain branch: its
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +20,12 @@ from ..seeds import derive_seed
 from ..types import Alternatives, Block, Guidance, Trajectory, Turn
 from .paired import (
     Forward,
-    PairedRow,
-    _continued_logps,
-    _device,
-    _full_logps,
-    _Prefix,
-    _shared_prefix,
+    continued_logps,
     continues_from_shared_keys,
+    device_of,
+    full_logps,
+    prefix_keys,
+    taken_over,
 )
 from .pairs import TurnKey
 from .saved import projecting, window_of
@@ -195,7 +193,7 @@ def score_turns(
             At least so many forwards are run, the missing ones on a dummy row, because sharded models need the same
             number on every process.
     """
-    call, device = forward or model, _device(model)
+    call, device = forward or model, device_of(model)
     branches = _branches(turns)
     results: list[tuple[tuple[float, ...], ...]] = [()] * len(branches)
     for batch in _batches(branches, max_tokens):
@@ -203,7 +201,7 @@ def score_turns(
         for k, found in zip(batch, _score_batch(model, call, members, max_tokens, pad_token_id), strict=True):
             results[k] = found
     for _ in range(num_forwards - num_alternative_forwards(model, turns, max_tokens)):
-        _full_logps(call, [(0, 0)], [[1]], pad_token_id, device)
+        full_logps(call, [(0, 0)], [[1]], pad_token_id, device)
     scores = {(one.key, one.block): found for one, found in zip(branches, results, strict=True)}
     return {
         one.key: Alternatives(
@@ -325,33 +323,22 @@ def _slices(members: Sequence[_Branch], max_tokens: int) -> list[slice]:
 def _score_batch(
     model: Any, call: Forward, members: Sequence[_Branch], max_tokens: int, pad_token_id: int
 ) -> list[tuple[tuple[float, ...], ...]]:
-    device = _device(model)
-    prefix = None
+    device = device_of(model)
+    keys = None
     if continues_from_shared_keys(model):
         # One position of the prefix is left over: it predicts the action's first token.
-        rows = [PairedRow(one.prefix, 0, (), ()) for one in members]
-        prefix = _shared_prefix(model, call, rows, [len(one.prefix) - 1 for one in members], pad_token_id, device)
+        keys = prefix_keys(call, [one.prefix[:-1] for one in members], pad_token_id, device)
     owners = [k for k, one in enumerate(members) for _ in one.actions]
     sequences = [one.prefix + action for one in members for action in one.actions]
     lengths = [len(members[k].prefix) for k in owners]
     wanted = [list(range(start, len(sequence))) for start, sequence in zip(lengths, sequences, strict=True)]
     flat: list[list[float]] = []
     for part in _slices(members, max_tokens):
-        if prefix is None:
-            flat += _full_logps(call, sequences[part], wanted[part], pad_token_id, device)
+        if keys is None:
+            flat += full_logps(call, sequences[part], wanted[part], pad_token_id, device)
         else:
-            shared = _repeated(prefix, owners[part])
             starts = [length - 1 for length in lengths[part]]
-            flat += _continued_logps(model, call, shared, sequences[part], starts, wanted[part], pad_token_id, device)
+            shared = taken_over(keys, owners[part], starts, device)
+            flat += continued_logps(model, call, shared, sequences[part], starts, wanted[part], pad_token_id, device)
     found = iter(flat)
     return [tuple(tuple(next(found)) for _ in one.actions) for one in members]
-
-
-def _repeated(prefix: _Prefix, owners: Sequence[int]) -> _Prefix:
-    """The prefixes once for each of their continuations."""
-    index = torch.tensor(owners, device=prefix.mask.device)
-    cache = copy.copy(prefix.cache)
-    cache.layers = [copy.copy(layer) for layer in prefix.cache.layers]
-    for layer in cache.layers:
-        layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
-    return _Prefix(cache, prefix.mask.index_select(0, index))

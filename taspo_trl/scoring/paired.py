@@ -149,17 +149,17 @@ def branch_logps(
         least (`Forwards`, *optional*, defaults to `(0, 0)`):
             At least so many forwards are run, the missing ones on a dummy.
     """
-    call, device = forward or model, _device(model)
+    call, device = forward or model, device_of(model)
     continued, whole = _plan(branches, max_tokens)
     results: list[tuple[float, ...]] = [()] * len(branches)
 
     def run(members: Sequence[Branch], from_keys: bool) -> list[list[float]]:
         sequences, wanted = [one.ids for one in members], [list(one.positions) for one in members]
         if not from_keys or keys is None:
-            return _full_logps(call, sequences, wanted, pad_token_id, device)
+            return full_logps(call, sequences, wanted, pad_token_id, device)
         starts = [one.start for one in members]
-        prefix = _taken_over(keys, [one.source for one in members], starts, device)
-        return _continued_logps(model, call, prefix, sequences, starts, wanted, pad_token_id, device)
+        prefix = taken_over(keys, [one.source for one in members], starts, device)
+        return continued_logps(model, call, prefix, sequences, starts, wanted, pad_token_id, device)
 
     for plan, from_keys, number in ((continued, True, least[0]), (whole, False, least[1])):
         for batch in plan:
@@ -231,9 +231,9 @@ def score_pairs(
         guided = [one for of_row in branches for one in of_row if one is not None]
         who, call = (model, forward) if teacher is None else (teacher, teacher)
         needs_keys = (any(one.start for one in guided) or least[0] > 0) and continues_from_shared_keys(who)
-        plain, cache = _pass(forward or model, members, needs_keys and teacher is None, pad_token_id, _device(model))
+        plain, cache = _pass(forward or model, members, needs_keys and teacher is None, pad_token_id, device_of(model))
         if teacher is not None and needs_keys and len(guided) > len(members):  # several branches of a row
-            _, cache = _pass(teacher, members, True, pad_token_id, _device(teacher))
+            _, cache = _pass(teacher, members, True, pad_token_id, device_of(teacher))
         keys = pass_keys(cache)
         values = iter(
             branch_logps(
@@ -265,7 +265,7 @@ def _pass(
     return _run_whole(call, [row.ids for row in rows], wanted, pad_token_id, device, keep_keys)
 
 
-def _taken_over(keys: PassKeys, sources: list[int], starts: list[int], device: torch.device) -> _Prefix:
+def taken_over(keys: PassKeys, sources: list[int], starts: list[int], device: torch.device) -> _Prefix:
     """The first positions of some rows of a pass, once for each branch."""
     width = max(starts)
     cache = copy.copy(keys.cache)
@@ -279,7 +279,7 @@ def _taken_over(keys: PassKeys, sources: list[int], starts: list[int], device: t
     return _Prefix(cache, mask.to(device))
 
 
-def _device(model: Any) -> torch.device:
+def device_of(model: Any) -> torch.device:
     return next(model.parameters()).device
 
 
@@ -291,11 +291,11 @@ class _Prefix:
     mask: torch.Tensor  # (B, W), 1 = real
 
 
-def _shared_prefix(
-    model: Any, call: Forward, rows: list[PairedRow], starts: list[int], pad_token_id: int, device: torch.device
-) -> _Prefix | None:
-    """The cache of `ids[:start]` of each row; None for models whose cache cannot be continued twice."""
-    input_ids, mask = _rectangle([row.ids[:start] for row, start in zip(rows, starts, strict=True)], pad_token_id)
+def prefix_keys(
+    call: Forward, prefixes: Sequence[tuple[int, ...]], pad_token_id: int, device: torch.device
+) -> PassKeys | None:
+    """The keys of sequences of which nothing is scored; None for models whose cache cannot be continued twice."""
+    input_ids, mask = _rectangle(prefixes, pad_token_id)
     nothing = torch.zeros(0, dtype=torch.long, device=device)
     output = call(
         input_ids=input_ids.to(device),
@@ -304,7 +304,7 @@ def _shared_prefix(
         selected_positions=nothing,
         selected_targets=nothing,
     )
-    return _Prefix(output.cache, mask.to(device)) if _is_plain_cache(output.cache) else None
+    return pass_keys(output.cache)
 
 
 def _is_plain_cache(cache: Any) -> bool:
@@ -314,7 +314,7 @@ def _is_plain_cache(cache: Any) -> bool:
     return type(cache) is DynamicCache and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
-def _continued_logps(
+def continued_logps(
     model: Any,
     call: Forward,
     prefix: _Prefix,
@@ -343,7 +343,7 @@ def _continued_logps(
     return _split(output.logps, wanted)
 
 
-def _full_logps(
+def full_logps(
     call: Forward, sequences: list[tuple[int, ...]], wanted: list[list[int]], pad_token_id: int, device: torch.device
 ) -> list[list[float]]:
     return _run_whole(call, sequences, wanted, pad_token_id, device, False)[0]
