@@ -46,8 +46,7 @@ class PlanOracle:
 
 def knows_plans(environment: Any) -> bool:
     """Whether the class of an environment has an `oracle_plan()` of its own."""
-    own = getattr(type(environment), "oracle_plan", TextEnvironment.oracle_plan)
-    return own is not TextEnvironment.oracle_plan
+    return _has_own(environment, "oracle_plan")
 
 
 def progress_told(trajectory: Trajectory, factory: Callable[[], Any]) -> list[float | None]:
@@ -74,8 +73,7 @@ def progress_told(trajectory: Trajectory, factory: Callable[[], Any]) -> list[fl
 
 def knows_states(environment: Any) -> bool:
     """Whether the class of an environment has a `world_state()` of its own."""
-    own = getattr(type(environment), "world_state", TextEnvironment.world_state)
-    return own is not TextEnvironment.world_state
+    return _has_own(environment, "world_state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +120,8 @@ class WorldStates:
 def _plan_length(world: Any) -> int | None:
     plan = attribute(world, "oracle_plan")()
     return None if plan is None else len(plan)
+
+
+def _has_own(environment: Any, name: str) -> bool:
+    inherited = getattr(TextEnvironment, name)
+    return getattr(type(environment), name, inherited) is not inherited
