@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..generation.decoder import base_model
 from ..rows import insert_block, pack_rows
 from .projection import SelectedOutput, cache_keyword
 
@@ -50,12 +51,12 @@ _CONTINUES = "_continues_from_shared_keys"
 
 def continue_from_shared_keys(model: Any, allowed: bool) -> None:
     """Say whether [`score_pairs`] may continue `model` from the keys of a common prefix; whole forwards otherwise."""
-    setattr(_base(model), _CONTINUES, allowed)
+    setattr(base_model(model), _CONTINUES, allowed)
 
 
 def continues_from_shared_keys(model: Any) -> bool:
     """What [`continue_from_shared_keys`] said; yes where nobody has."""
-    return getattr(_base(model), _CONTINUES, True)
+    return getattr(base_model(model), _CONTINUES, True)
 
 
 Forwards = tuple[int, int]
@@ -395,8 +396,4 @@ def _split(values: torch.Tensor | None, wanted: list[list[int]]) -> list[list[fl
 
 
 def _cache_keyword_of(model: Any) -> str:
-    return cache_keyword(_base(model))
-
-
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    return cache_keyword(base_model(model))

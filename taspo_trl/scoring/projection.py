@@ -21,6 +21,7 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from ..errors import ConfigurationError
+from ..generation.decoder import cache_keyword as keyword_among
 from .distributions import Distribution, Head, reduce_chunks
 
 
@@ -194,9 +195,8 @@ def backbone_of(model: Any) -> Any:
 
 
 def cache_keyword(model: Any) -> str:
-    """The name of the key-value cache argument of the model's backbone: newer transformers renamed it to `cache`."""
-    parameters = inspect.signature(type(backbone_of(model)).forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values"
+    """The name of the key-value cache argument of the model's backbone."""
+    return keyword_among(inspect.signature(type(backbone_of(model)).forward).parameters)
 
 
 def _project(

@@ -99,10 +99,11 @@ def projecting(model: Any, temperature: float) -> Iterator[None]:
     Raises:
         ConfigurationError: its log-probabilities would be wrong.
     """
+    from ..generation.decoder import base_model
     from .projection import add_selected_projection
     from .reproduces import require_reproduction
 
-    base = _base(model)
+    base = base_model(model)
     own_forward = base.__dict__.get("forward")
     add_selected_projection(base, temperature)
     try:
@@ -114,10 +115,8 @@ def projecting(model: Any, temperature: float) -> Iterator[None]:
             base.forward = own_forward
 
 
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def window_of(model: Any) -> int | None:
     """Positions of the model; None where it names no limit."""
-    return getattr(_base(model).config.get_text_config(), "max_position_embeddings", None)
+    from ..generation.decoder import base_model
+
+    return getattr(base_model(model).config.get_text_config(), "max_position_embeddings", None)

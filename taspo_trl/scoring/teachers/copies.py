@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ...errors import ConfigurationError, InvariantError
+from ...generation.decoder import base_model
 from ..distributions import Head
 from ..projection import head_of
 from .base import PolicyAccess
-from .rollout import RolloutTeacher, base_of, detached
+from .rollout import RolloutTeacher, detached
 
 
 class _CopyTeacher(RolloutTeacher):
@@ -73,7 +74,7 @@ class _CopyTeacher(RolloutTeacher):
                 one.data = data
 
     def _kept_head(self, model: Any) -> Head:
-        return detached(head_of(base_of(model), self.policy.temperature, self.policy.in_fp32), copied=False)
+        return detached(head_of(base_model(model), self.policy.temperature, self.policy.in_fp32), copied=False)
 
 
 class StaleTeacher(_CopyTeacher):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...generation.decoder import base_model
 from ...generation.frozen import frozen_mode
 from ..distributions import Head
 from ..projection import head_of
@@ -84,16 +85,11 @@ class RolloutTeacher:
 
     def _kept_head(self, model: Any) -> Head:
         # The optimizer changes the policy's weights in place.
-        return detached(head_of(base_of(model), self.policy.temperature, self.policy.in_fp32), copied=True)
+        return detached(head_of(base_model(model), self.policy.temperature, self.policy.in_fp32), copied=True)
 
     def _head_is_trained(self) -> bool:
-        weight = base_of(self.policy.unwrap(self.policy.get_model())).get_output_embeddings().weight
+        weight = base_model(self.policy.unwrap(self.policy.get_model())).get_output_embeddings().weight
         return bool(weight.requires_grad)
-
-
-def base_of(model: Any) -> Any:
-    """The causal language model below a PEFT wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def detached(head: Head, copied: bool) -> Head:
