@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from .errors import ConfigurationError
+from .redaction import without_secrets
 
 
 logger = logging.getLogger(__name__)
@@ -136,6 +140,60 @@ class SkippedLines:
                 "; ".join(self.reasons[:_NAMED_LINES]),
                 f"; and {rest} more" if rest > 0 else "",
             )
+
+
+def go_on(path: Path, facts: Mapping[str, Any], take: Callable[[Any], None], *, what: str, other: str) -> None:
+    """Give `take` each line of what an interrupted run left in a file; starts the file when there is none.
+
+    The first line names the settings. The last one of a killed run may be cut; such lines, and those that `take`
+    cannot read, are left out, and what [`append_line`] writes next begins a line of its own.
+
+    Args:
+        path (`Path`):
+            The file, JSON lines.
+        facts (`Mapping[str, Any]`):
+            The settings that it belongs to.
+        take (`Callable`):
+            Called with the data of a line.
+        what (`str`), other (`str`):
+            What the lines are, and what a file with other settings holds; for the messages.
+
+    Raises:
+        ConfigurationError: the file belongs to other settings.
+    """
+    header = json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
+    if not path.exists() or path.stat().st_size == 0:
+        write_text(path, header + "\n")
+        return
+    # A kill may cut a character in two; and lines end at nothing else: JSON leaves other separators in its strings.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    if lines[0] != header:
+        raise ConfigurationError(f"{path} holds {other}. Delete it, or choose another output.")
+    end_last_line(path)
+    skipped = SkippedLines(path, what)
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        try:
+            take(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            skipped.add(number, error)
+    skipped.tell()
+
+
+def append_line(path: str | os.PathLike, data: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines, without secrets."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(without_secrets(data), ensure_ascii=False) + "\n")
+
+
+def end_last_line(path: Path) -> None:
+    """A run that was killed while writing leaves half a line: the next one begins a line of its own."""
+    if path.exists() and path.stat().st_size:
+        with open(path, "rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
 
 
 _NAMED_LINES = 5

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
-from ..files import SkippedLines, write_text
-from ..redaction import without_secrets
+from ..files import append_line, go_on
 from .results import Attempt, Play, attempt_from_json, play_from_json
 
 
@@ -43,7 +40,13 @@ class Record:
         Raises:
             ConfigurationError: the file belongs to other settings.
         """
-        _read_lines(path, facts, self._take)
+        go_on(
+            path,
+            facts,
+            self._take,
+            what="finished plays, which are played again,",
+            other="the progress of an evaluation with other settings",
+        )
         self._path = path
         for play in self._finished():
             self._tell(play)
@@ -70,8 +73,7 @@ class Record:
         if self._path is not None:
             name = {"task_id": key[0], "play_idx": key[1], "family": family}
             data = play.to_json() if self._max_attempts == 1 else {**name, "attempt": asdict(attempt)}
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(without_secrets(data), ensure_ascii=False) + "\n")
+            append_line(self._path, data)
         if self._is_over(tried):
             self._tell(play)
 
@@ -105,32 +107,3 @@ class Record:
         if attempt.is_usable and key in self._attempts:
             self._attempts[key].append(attempt)
             self._families[key] = data["family"]
-
-
-def _read_lines(path: Path, facts: Mapping[str, Any], take: Callable[[Any], None]) -> None:
-    """Give `take` each line behind the first, which names the settings; starts the file when there is none.
-
-    The last line of a killed run may be cut; such lines, and those that `take` cannot read, are left out.
-    """
-    header = json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
-    if not path.exists() or path.stat().st_size == 0:
-        write_text(path, header + "\n")
-        return
-    text = path.read_text(encoding="utf-8", errors="replace")  # a kill may cut a character in two
-    lines = text.split("\n")  # and at nothing else: JSON leaves other line separators in its strings
-    if lines[0] != header:
-        raise ConfigurationError(
-            f"{path} holds the progress of an evaluation with other settings. Delete it, or choose another output."
-        )
-    if not text.endswith("\n"):  # killed while writing: the next play must start a line of its own
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("\n")
-    skipped = SkippedLines(path, "finished plays, which are played again,")
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        try:
-            take(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            skipped.add(number, error)
-    skipped.tell()

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError, RecordError
-from ..files import write_text
+from ..files import end_last_line, write_text
 from ..records import TrajectoryRecord, from_json, to_json
 from ..redaction import redactor, without_secrets
 from ..rollout.episode import RolloutSettings
@@ -120,7 +120,7 @@ def record_episodes(
             on_episode_end(trajectory)
 
     if missing:
-        _end_last_line(file)
+        end_last_line(file)
         engine = PlayerEngine(player, renderer, pool.traits, missing)
         try:
             play_episodes(
@@ -179,10 +179,3 @@ def _check_owner(folder: Path, facts: Mapping[str, Any]) -> None:
             f"{folder} holds episodes of another recording ({told}). Choose another output, or go on with the "
             "settings of that one; its episodes can be imitated from there with `--from`."
         )
-
-
-def _end_last_line(file: Path) -> None:
-    """A run that was killed while writing leaves half a line: the next episode begins one of its own."""
-    if file.exists() and file.stat().st_size and not file.read_bytes().endswith(b"\n"):
-        with open(file, "a", encoding="utf-8") as lines:
-            lines.write("\n")

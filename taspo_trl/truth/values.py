@@ -6,7 +6,6 @@ moment; the turn's advantage is V(t + 1) - V(t). Any environment that replays wi
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -17,9 +16,8 @@ from typing import Any
 
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError, ReplayError
-from ..files import SkippedLines, write_text
+from ..files import append_line, go_on
 from ..generation import Engine, SamplingSettings
-from ..redaction import without_secrets
 from ..rollout.contexts import ChatRenderer
 from ..rollout.loop import RolloutSettings, play_episodes
 from ..rollout.replay import check_text
@@ -260,48 +258,26 @@ def _variance_of_mean(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
 
 
-def _header(facts: Mapping[str, Any]) -> str:
-    return json.dumps(without_secrets({"settings": facts}), sort_keys=True, default=str)
-
-
 def _read_progress(
     path: str | os.PathLike | None, facts: Mapping[str, Any]
 ) -> tuple[dict[State, tuple[float, ...]], int]:
     if path is None:
         return {}, 0
-    path, header = Path(path), _header(facts)
-    if not path.exists() or path.stat().st_size == 0:
-        write_text(path, header + "\n")
-        return {}, 0
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    if lines[0] != header:
-        raise ConfigurationError(
-            f"{path} holds the values of other episodes or settings. Delete it, or choose another output."
-        )
     done: dict[State, tuple[float, ...]] = {}
     num_replies = 0
-    skipped = SkippedLines(path, "measured states, which are played again,")
-    for number, line in enumerate(lines[1:], 2):  # the last one of a killed run may be cut
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-            states = {(uid, t): tuple(values) for uid, t, values in data["states"]}
-            num_replies += data["replies"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            skipped.add(number, error)
-            continue
-        done |= states
-    skipped.tell()
-    if lines[-1]:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("\n")
+
+    def take(data: Mapping[str, Any]) -> None:
+        nonlocal num_replies
+        states = {(uid, t): tuple(values) for uid, t, values in data["states"]}
+        num_replies += data["replies"]
+        done.update(states)
+
+    what, other = "measured states, which are played again,", "the values of other episodes or settings"
+    go_on(Path(path), facts, take, what=what, other=other)
     return done, num_replies
 
 
 def _append(path: str | os.PathLike | None, states: Mapping[State, tuple[float, ...]], num_replies: int) -> None:
     if path is None:
         return
-    line = json.dumps({"replies": num_replies, "states": [[uid, t, values] for (uid, t), values in states.items()]})
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    append_line(path, {"replies": num_replies, "states": [[uid, t, values] for (uid, t), values in states.items()]})
