@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whatever kills their writer."""
+"""Files that survive their writer, whatever kills it: whole or not at all, or line by line."""
 
 from __future__ import annotations
 
