@@ -23,6 +23,7 @@ from huggingface_hub import HfApi
 from ..background import DaemonPool
 from ..environments.answers import worded
 from ..errors import HubError
+from ..files import PARTIAL
 from ..redaction import redacted
 from .trackio import traces_kept_here
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 PRIVATE_NAMES = ("_*", "completions/*")
 """Patterns of what holds episodes: records, evaluations, viewer pages, buffered rows; TRL's table of completions."""
+UNFINISHED_NAMES = (f"*{PARTIAL}",)
+"""Patterns of files that are being written: a push in the background would list one and no longer find it."""
 _SHOWN_CHARS = 300
 _REPOSITORY_SECONDS = 60.0
 
@@ -130,9 +133,9 @@ def ignored_patterns(
             Files that never go up, with whatever stands beside them under a longer name.
     """
     if with_trajectories:
-        kept = [pattern for pattern in patterns if pattern not in PRIVATE_NAMES]
+        kept = [*(pattern for pattern in patterns if pattern not in PRIVATE_NAMES), *UNFINISHED_NAMES]
     else:
-        kept = list(dict.fromkeys([*patterns, *PRIVATE_NAMES]))
+        kept = list(dict.fromkeys([*patterns, *PRIVATE_NAMES, *UNFINISHED_NAMES]))
     root = Path(folder).resolve()
     inside = [file.resolve() for file in secret_files if file.resolve().is_relative_to(root)]
     return kept + [glob.escape(file.relative_to(root).as_posix()) + "*" for file in inside]

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub._commit_api
 import pytest
 import torch
+import transformers.trainer
 import transformers.utils.hub
 from huggingface_hub import HfApi, ModelCard
 from peft import LoraConfig
@@ -17,7 +19,8 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from taspo_trl.cli.train import TaskArguments, make_trainer
-from taspo_trl.reporting.hub import ignored_patterns
+from taspo_trl.files import replacing
+from taspo_trl.reporting.hub import Pushes, ignored_patterns, selective_uploads
 from tests import tiny
 from tests.hub_push import KEY, PROBE, SEEN, reply, trainer
 from tests.hub_server import TOKEN, USER, HubServer, card_faults
@@ -131,10 +134,10 @@ def test_the_command_line_names_splits_that_the_data_does_not(tmp_path):
 @pytest.mark.parametrize(
     ("given", "asked", "expected"),
     [
-        (["_*", "checkpoint-*"], False, ["_*", "checkpoint-*", "completions/*"]),
-        ([], False, ["_*", "completions/*"]),
-        (["_*", "checkpoint-*"], True, ["checkpoint-*"]),
-        ([], True, []),
+        (["_*", "checkpoint-*"], False, ["_*", "checkpoint-*", "completions/*", "*.partial"]),
+        ([], False, ["_*", "completions/*", "*.partial"]),
+        (["_*", "checkpoint-*"], True, ["checkpoint-*", "*.partial"]),
+        ([], True, ["*.partial"]),
     ],
 )
 def test_patterns_follow_what_was_asked(tmp_path, given, asked, expected):
@@ -145,10 +148,38 @@ def test_patterns_follow_what_was_asked(tmp_path, given, asked, expected):
 def test_the_cache_of_answers_never_goes_up(tmp_path, asked):
     for name, is_inside in (("a[1].db", True), ("sub/answers.db", True), ("../answers.db", False)):
         patterns = ignored_patterns(tmp_path, [], with_trajectories=asked, secret_files=[tmp_path / name])
-        assert len(patterns) == (0 if asked else 2) + is_inside
-    assert ignored_patterns(tmp_path, [], with_trajectories=True, secret_files=[tmp_path / "a[1].db"]) == [
-        "a[[]1].db*"
-    ]
+        assert len(patterns) == (1 if asked else 3) + is_inside
+    patterns = ignored_patterns(tmp_path, [], with_trajectories=True, secret_files=[tmp_path / "a[1].db"])
+    assert patterns == ["*.partial", "a[[]1].db*"]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_file_that_is_being_written_does_not_end_a_push(hub, tmp_path, asked):
+    # The run writes its card and state while the push before lists the folder: what it lists must still be there.
+    folder = tmp_path / "run"
+    (folder / "checkpoint-1").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    api = transformers.utils.hub._hf_api
+    api.create_repo(REPO)
+    listed = huggingface_hub._commit_api.CommitOperationAdd.__post_init__
+
+    def finished_meanwhile(operation):
+        for partial in folder.rglob("*.partial"):
+            partial.unlink()
+        listed(operation)
+
+    with pytest.MonkeyPatch.context() as patch, replacing(folder / "config.json") as config:
+        config.write("new")
+        (folder / "checkpoint-1" / "trainer_state.json.partial").touch()
+        patch.setattr(huggingface_hub._commit_api.CommitOperationAdd, "__post_init__", finished_meanwhile)
+        pushes = Pushes(30.0)
+        with selective_uploads(pushes, with_trajectories=asked):
+            pushed = transformers.trainer.hf_api().upload_folder(
+                repo_id=REPO, folder_path=str(folder), run_as_future=True
+            )
+        pushed.result(30)
+        (folder / "config.json.partial").touch()  # `replacing` finds its own again
+    assert hub.repositories[REPO].files == {"config.json": b"{}"}
 
 
 LOADER = """
