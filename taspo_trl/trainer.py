@@ -39,6 +39,7 @@ from .generation.checks import check_unquantized
 from .loss.batches import LossRow
 from .loss.distillation.compose import distillation_loss, update_distribution
 from .loss.objective import clip_shares, taspo_loss, token_sums
+from .methods import recipe_for
 from .records import TrajectoryRecord
 from .reporting.alerts import Alerts
 from .reporting.card_facts import RunParts, environment_name, write_model_card
@@ -51,22 +52,16 @@ from .reporting.trackers import Trackers
 from .reporting.trackio import log_traces
 from .reporting.turn_tables import log_turns, tables_wanted
 from .rollout.contexts import ChatRenderer
-from .rollout.groups import Collector
 from .rollout.rewards import RewardFunction
 from .scoring.projection import add_selected_projection, selected_forward
 from .scoring.reproduces import require_reproduction
-from .scoring.teachers import RolloutTeacher
 from .training.adapters import add_reference_adapter
-from .training.alternatives import AlternativeScoring
 from .training.assembly import (
     configured_analyzer,
-    experience_settings,
     keep_trained_weights_in_float32,
-    make_guidance,
+    make_experience_maker,
     reward_settings,
-    rollout_settings,
     tasks_without_rows,
-    teacher_of,
 )
 from .training.checkpoint import (
     Buffer,
@@ -86,16 +81,14 @@ from .training.checks import (
     check_trainable,
     named_datasets,
 )
-from .training.distilling import Distilling
 from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
 from .training.model_folder import check_model_folder, loading
 from .training.nonfinite import FiniteSteps, finite_or_nan
-from .training.passes import PolicyPasses
 from .training.rollout_batch import ExperienceMaker, UpdateLayout
 from .training.sampler import EpochSampler
 from .training.saving import CheckpointWriter, write_state
-from .training.simulator import Simulator, check_simulator
+from .training.simulator import check_simulator
 from .training.trl_logs import log_experience, pending_log, restore_pending_log
 
 
@@ -226,7 +219,8 @@ class TASPOTrainer(GRPOTrainer):
         if train_dataset is None:
             train_dataset = tasks_without_rows(args)
         check_unquantized(args, model, quantization_config)
-        self.analyzer = analyzer if analyzer is not None else configured_analyzer(args)
+        self._recipe = recipe_for(args)
+        self.analyzer = analyzer if analyzer is not None else configured_analyzer(args, self._recipe)
         self._pushes = Pushes(args.hub_timeout)
         # TRL would load a second copy of the model by name for the reference; an instance may have no name, or may
         # not be what its name says. The reference is a copy of the very model that was passed.
@@ -285,9 +279,9 @@ class TASPOTrainer(GRPOTrainer):
             self.environment_pool = EnvironmentPool(factories, args.environment_backend, args.success_threshold)
             undo.callback(self.environment_pool.close)
             columns = getattr(train_dataset, "column_names", None) or ()
-            check_environments(self.environment_pool, self.chat_renderer, args, bool(functions), columns)
+            check_environments(self.environment_pool, self.chat_renderer, args, self._recipe, bool(functions), columns)
             check_openings(self.environment_pool, self.chat_renderer, named_datasets(train_dataset, eval_dataset))
-            check_simulator(args, self.environment_pool, self.train_dataset, bool(functions))
+            check_simulator(self._recipe, self.environment_pool, self.train_dataset, bool(functions))
             self.experience_maker = self._make_experience_maker(functions)
             undo.pop_all()
         self._environment_names = {
@@ -297,7 +291,7 @@ class TASPOTrainer(GRPOTrainer):
         self._finite_steps = FiniteSteps(args.max_nonfinite_steps, self.accelerator)
         self._checkpoints = CheckpointWriter(args, self.accelerator)
         self._alerts = Alerts()
-        self._first_batch = FirstBatch(self.experience_maker.settings.recipe, args.output_dir or ".")
+        self._first_batch = FirstBatch(self._recipe, args.output_dir or ".")
         self._trackers = Trackers(args.tracker_timeout)
         self._trackers.guard(self.callback_handler.callbacks)
         self._buffer: Buffer | None = None
@@ -317,66 +311,29 @@ class TASPOTrainer(GRPOTrainer):
 
     def _make_experience_maker(self, functions: list[RewardFunction]) -> ExperienceMaker:
         """The stages of a rollout batch, put together from the configuration."""
-        args = self.args
-        model_config = self.model.config.get_text_config()
-        window = getattr(model_config, "max_position_embeddings", None)
-        limits = [limit for limit in (window, self.engine.max_model_length) if limit is not None]
-        guidance = make_guidance(args, self._tokenizer, self.environment_pool, self.analyzer)
-        collector = Collector(
-            engine=self.engine.engine,
+        return make_experience_maker(
+            self.args,
+            self._recipe,
+            get_model=lambda: self.model,
+            ref_model=self.ref_model,
+            ref_adapter=self._ref_adapter,
+            tokenizer=self._tokenizer,
+            engine=self.engine,
             pool=self.environment_pool,
             renderer=self.chat_renderer,
-            rollout=rollout_settings(args, min(limits) if limits else None, getattr(model_config, "vocab_size", None)),
+            analyzer=self.analyzer,
             rewards=reward_settings(
-                args,
+                self.args,
                 self.environment_pool,
                 functions,
                 weights=self.reward_weights.tolist() if functions else (),
                 names=self.reward_func_names if functions else (),
                 columns=getattr(self.train_dataset, "column_names", None) or (),
             ),
-            guidance=guidance,
-            num_generations=self.num_generations,
-            gather=self._gather,
-            process_index=self.accelerator.process_index,
-            num_processes=self.accelerator.num_processes,
-            generating=self._generating,
-        )
-        passes = PolicyPasses(
-            get_model=lambda: self.model,
-            ref_model=self.ref_model,
             accelerator=self.accelerator,
+            is_sharded=self.accelerator.num_processes > 1 and (self._dist.is_zero3 or self._dist.is_fsdp),
             gather=self._gather,
-            max_tokens=args.micro_batch_tokens,
-            pad_token_id=self._tokenizer.pad_token_id,
-            pad_to_multiple_of=self.pad_to_multiple_of if isinstance(self.pad_to_multiple_of, int) else None,
-            ref_adapter=self._ref_adapter,
-            temperature=self.temperature,
-            in_fp32=args.cast_lm_head_to_fp32,
-        )
-        settings = experience_settings(
-            args, window, has_reference=self.beta != 0.0, has_entropy_bonus=self.entropy_coef != 0.0
-        )
-        is_sharded = self.accelerator.num_processes > 1 and (self._dist.is_zero3 or self._dist.is_fsdp)
-        recipe = settings.recipe
-        teacher = teacher_of(recipe, passes, self._tokenizer, is_sharded)
-        distilling = None
-        if recipe.distill is not None and teacher is not None:
-            rollout = RolloutTeacher(passes.policy_access)
-            distilling = Distilling(
-                recipe.distill, teacher, rollout, self._gather, args.mask_truncated_completions, window
-            )
-        simulator = Simulator(recipe)
-        alternatives = AlternativeScoring(recipe, passes, self._tokenizer, window)
-        return ExperienceMaker(
-            collector,
-            guidance,
-            passes,
-            settings,
-            teacher,
-            distilling,
-            simulator if simulator.is_asked else None,
-            alternatives if recipe.rule_needs.alternatives else None,
+            generating=self._generating,
         )
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
@@ -690,6 +647,7 @@ class TASPOTrainer(GRPOTrainer):
     def _run_parts(self) -> RunParts:
         return RunParts(
             args=self.args,
+            recipe=self._recipe,
             state=self.state,
             model=self.accelerator.unwrap_model(self.model),
             analyzer=self.analyzer,

@@ -27,7 +27,7 @@ from ..environments import ENVIRONMENTS
 from ..errors import ConfigurationError
 from ..evaluation.results import EvaluationResult
 from ..files import spared, write_text
-from ..methods import METHODS, Method, recipe_for
+from ..methods import METHODS, Method, Recipe
 from ..redaction import Secret, redacted
 from ..rollout.tasks import split_names
 from ..version import __version__
@@ -41,6 +41,8 @@ class RunParts:
     Args:
         args ([`~taspo_trl.TASPOConfig`]), state ([`~transformers.TrainerState`]):
             The configuration and the progress.
+        recipe (`Recipe`):
+            The method.
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
             The policy, unwrapped.
         analyzer (`Analyzer`):
@@ -60,6 +62,7 @@ class RunParts:
     """
 
     args: Any
+    recipe: Recipe
     state: Any
     model: Any
     analyzer: Analyzer
@@ -140,7 +143,7 @@ def gather_facts(
         papers={paper.title or paper.name: paper.address for paper in method.papers},
         coverage=math.fsum(coverages) / len(coverages) if coverages else None,
         coverage_entries=len(coverages),
-        analyzer=analyzer_use(parts.analyzer) if recipe_for(args).asks_analyzer else None,
+        analyzer=analyzer_use(parts.analyzer) if parts.recipe.asks_analyzer else None,
         settings=settings_of(args, list(parts.traits.values())),
         evaluations=logged_evaluations(
             parts.state.log_history, Path(args.output_dir) / "_evaluations", parts.split_names

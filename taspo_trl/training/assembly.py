@@ -1,12 +1,14 @@
-"""From a configuration to the settings and stages of a rollout batch; only names are translated here."""
+"""From a configuration to the settings and stages of a rollout batch; nothing is computed here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 
 from ..analyzer.base import Analyzer
@@ -15,24 +17,121 @@ from ..analyzer.prompts import load_prompts
 from ..credit.states import state_key
 from ..environments.base import attribute
 from ..environments.workers import EnvironmentPool
+from ..generation.build import HostedEngine
 from ..guidance.base import GuidanceContext
 from ..guidance.block import Composer
 from ..guidance.constructions import Materials, construction_of_blocks
 from ..guidance.stage import GuidanceStage
 from ..loss.importance import importance_settings
-from ..methods import Recipe, recipe_for
+from ..methods import Recipe
+from ..rollout.contexts import ChatRenderer
+from ..rollout.groups import Collector
 from ..rollout.loop import RolloutSettings
 from ..rollout.plans import PlanOracle, WorldStates
 from ..rollout.rewards import RewardFunction, RewardSettings
-from ..scoring.teachers import ServedTeacher, TeacherScorer, load_model, make_teacher
+from ..scoring.teachers import RolloutTeacher, ServedTeacher, TeacherScorer, load_model, make_teacher
+from .alternatives import AlternativeScoring
 from .checks import check_live_instances
+from .distilling import Distilling
 from .passes import PolicyPasses
-from .rollout_batch import ExperienceSettings
+from .rollout_batch import ExperienceMaker, ExperienceSettings
+from .simulator import Simulator
 
 
-def make_guidance(args: Any, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer) -> GuidanceStage:
+def make_experience_maker(
+    args: Any,
+    recipe: Recipe,
+    *,
+    get_model: Callable[[], Any],
+    ref_model: Any,
+    ref_adapter: str | None,
+    tokenizer: Any,
+    engine: HostedEngine,
+    pool: EnvironmentPool,
+    renderer: ChatRenderer,
+    analyzer: Analyzer,
+    rewards: RewardSettings,
+    accelerator: Accelerator,
+    is_sharded: bool,
+    gather: Callable[[list], list],
+    generating: Callable[[], AbstractContextManager[Any]],
+) -> ExperienceMaker:
+    """The stages of a rollout batch, put together.
+
+    Args:
+        args ([`~taspo_trl.TASPOConfig`]), recipe (`Recipe`):
+            The configuration, and the method that it names.
+        get_model (`Callable`), ref_model (*optional*), ref_adapter (`str`, *optional*):
+            As in [`~taspo_trl.training.passes.PolicyPasses`].
+        tokenizer:
+            The policy's.
+        engine (`HostedEngine`), pool (`EnvironmentPool`), renderer (`ChatRenderer`), rewards (`RewardSettings`):
+            What episodes are played and rated with.
+        analyzer (`Analyzer`):
+            Who writes guidance.
+        accelerator (`Accelerator`), gather (`Callable`):
+            Device and processes; all processes' lists, joined in the order of the processes.
+        is_sharded (`bool`):
+            Whether a forward needs all processes.
+        generating (`Callable`):
+            As in [`~taspo_trl.rollout.groups.Collector`].
+
+    Raises:
+        ConfigurationError: the method's teacher is missing, or the environments do not allow the method.
+    """
+    model_config = get_model().config.get_text_config()
+    window = getattr(model_config, "max_position_embeddings", None)
+    limits = [limit for limit in (window, engine.max_model_length) if limit is not None]
+    guidance = make_guidance(args, recipe, tokenizer, pool, analyzer)
+    collector = Collector(
+        engine=engine.engine,
+        pool=pool,
+        renderer=renderer,
+        rollout=rollout_settings(args, min(limits) if limits else None, getattr(model_config, "vocab_size", None)),
+        rewards=rewards,
+        guidance=guidance,
+        num_generations=args.num_generations,
+        gather=gather,
+        process_index=accelerator.process_index,
+        num_processes=accelerator.num_processes,
+        generating=generating,
+    )
+    passes = PolicyPasses(
+        get_model=get_model,
+        ref_model=ref_model,
+        accelerator=accelerator,
+        gather=gather,
+        max_tokens=args.micro_batch_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        pad_to_multiple_of=args.pad_to_multiple_of if isinstance(args.pad_to_multiple_of, int) else None,
+        ref_adapter=ref_adapter,
+        temperature=args.temperature,
+        in_fp32=args.cast_lm_head_to_fp32,
+    )
+    settings = experience_settings(args, recipe, window)
+    teacher = teacher_of(recipe, passes, tokenizer, is_sharded)
+    distilling = None
+    if recipe.distill is not None and teacher is not None:
+        rollout = RolloutTeacher(passes.policy_access)
+        distilling = Distilling(recipe.distill, teacher, rollout, gather, args.mask_truncated_completions, window)
+    simulator = Simulator(recipe)
+    alternatives = AlternativeScoring(recipe, passes, tokenizer, window)
+    return ExperienceMaker(
+        collector,
+        guidance,
+        passes,
+        settings,
+        teacher,
+        distilling,
+        simulator if simulator.is_asked else None,
+        alternatives if recipe.rule_needs.alternatives else None,
+    )
+
+
+def make_guidance(
+    args: Any, recipe: Recipe, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer
+) -> GuidanceStage:
     """The stage that gives each trajectory the contexts of the method."""
-    recipe = recipe_for(args)
     probes = pool.probes
     tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
     materials = Materials(
@@ -93,17 +192,15 @@ def reward_settings(
     )
 
 
-def experience_settings(
-    args: Any, model_window: int | None, *, has_reference: bool, has_entropy_bonus: bool
-) -> ExperienceSettings:
+def experience_settings(args: Any, recipe: Recipe, model_window: int | None) -> ExperienceSettings:
     """What the stages after the rollout need to know."""
     return ExperienceSettings(
-        recipe=recipe_for(args),
+        recipe=recipe,
         max_tokens=args.micro_batch_tokens,
         scale_rewards=args.scale_rewards,
         mask_truncated=args.mask_truncated_completions,
-        has_reference=has_reference,
-        has_entropy_bonus=has_entropy_bonus,
+        has_reference=args.beta != 0.0,
+        has_entropy_bonus=args.entropy_coef != 0.0,
         model_window=model_window,
         correction=importance_settings(args),
         records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
@@ -120,13 +217,13 @@ def tasks_without_rows(args: Any) -> Dataset:
     return Dataset.from_dict({"prompt": [None] * (args.generation_batch_size // args.num_generations)})
 
 
-def configured_analyzer(args: Any) -> Analyzer:
+def configured_analyzer(args: Any, recipe: Recipe) -> Analyzer:
     """[`~taspo_trl.analyzer.LiteLLMAnalyzer`] when `analyzer_model` is set and used, else the embedded analyzer.
 
     Raises:
         ConfigurationError: there is no such provider, no key, no usable address or cache.
     """
-    if args.analyzer_model is None or not recipe_for(args).asks_analyzer:
+    if args.analyzer_model is None or not recipe.asks_analyzer:
         return ExtractiveAnalyzer()
     from ..analyzer.llm.analyzer import LiteLLMAnalyzer
 

@@ -12,7 +12,7 @@ from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..evaluation.play import refuse_repeated
-from ..methods import recipe_for
+from ..methods import Recipe
 from ..rollout.rewards import REWARD_KEYWORDS, takes_environments
 from ..rollout.tasks import check_columns
 from ..rollout.templates import ChatRenderer
@@ -126,6 +126,7 @@ def check_environments(
     pool: EnvironmentPool,
     renderer: ChatRenderer,
     args: TASPOConfig,
+    recipe: Recipe,
     has_reward_functions: bool,
     columns: Sequence[str] = (),
 ) -> None:
@@ -143,7 +144,7 @@ def check_environments(
         _check_reset(adapted_object(probe), traits, columns)
         renderer.for_environment(traits).check_chat(traits, args.context)
         if isinstance(probe, ToolEnvironment):
-            _check_tools(probe, args, has_reward_functions)
+            _check_tools(probe, args, recipe, has_reward_functions)
             environment = probe.environment
         if (args.training_reward or pool.traits[name].training_reward) == "none" and not has_reward_functions:
             raise ConfigurationError(
@@ -238,7 +239,7 @@ def _check_reset(environment: Any, traits: Traits, columns: Sequence[str]) -> No
         )
 
 
-def _check_tools(probe: ToolEnvironment, args: TASPOConfig, has_reward_functions: bool) -> None:
+def _check_tools(probe: ToolEnvironment, args: TASPOConfig, recipe: Recipe, has_reward_functions: bool) -> None:
     name = type(probe.environment).__name__
     if args.context == "window":
         raise ConfigurationError(
@@ -250,7 +251,7 @@ def _check_tools(probe: ToolEnvironment, args: TASPOConfig, has_reward_functions
             f"`{name}` has neither `get_reward` nor `_get_success`, and no `reward_funcs` are given: nothing says "
             "how well an episode went."
         )
-    if not probe.has_verdict and recipe_for(args).draws_on_successes:
+    if not probe.has_verdict and recipe.draws_on_successes:
         warnings.warn(
             f"`{name}` never says that a task was solved, so no trajectory can give evidence and training is "
             "plain GRPO. Set `success_threshold` on the reward of its `get_reward()`, or give the class a "

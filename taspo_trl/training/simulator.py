@@ -13,7 +13,7 @@ from ..environments.base import call
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..generation import SamplingSettings
-from ..methods import Recipe, recipe_for
+from ..methods import Recipe
 from ..rollout.groups import Collector
 from ..rollout.plans import UnknownState, WorldStates, knows_plans, knows_states, progress_told
 from ..rollout.rewards import reward_of
@@ -134,13 +134,13 @@ def _share(batch: Batch, collector: Collector) -> list[Trajectory]:
 
 
 def check_simulator(
-    args: Any, pool: EnvironmentPool, rows: Iterable[Mapping[str, Any]], has_reward_functions: bool = False
+    recipe: Recipe, pool: EnvironmentPool, rows: Iterable[Mapping[str, Any]], has_reward_functions: bool = False
 ) -> None:
     """Refuse a method that asks for what an environment cannot tell.
 
     Args:
-        args ([`~taspo_trl.TASPOConfig`]):
-            Names the method.
+        recipe (`Recipe`):
+            The method.
         pool (`EnvironmentPool`):
             The environments.
         rows (`Iterable[Mapping[str, Any]]`):
@@ -151,7 +151,6 @@ def check_simulator(
     Raises:
         ConfigurationError: it does not.
     """
-    recipe = recipe_for(args)
     if recipe.needs.values and has_reward_functions:
         raise ConfigurationError(
             f"`method={recipe.name!r}` with value='continuations' rates every continuation by itself, and "

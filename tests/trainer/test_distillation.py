@@ -25,7 +25,7 @@ BLOCK = "random_success"
 
 def new_trainer(folder, monkeypatch, recipe, *, by_member=("inventory", "look", "look", "inventory"), **values):
     """A trainer with a recipe of the test's own, over groups in which half of the members succeed."""
-    monkeypatch.setattr("taspo_trl.training.assembly.recipe_for", lambda args: recipe)
+    monkeypatch.setattr("taspo_trl.trainer.recipe_for", lambda args: recipe)
     defaults = {
         "train_dataset": rows(),
         "environment_factory": Script,

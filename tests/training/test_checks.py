@@ -11,6 +11,7 @@ from datasets import Dataset, IterableDataset
 from taspo_trl.environments.base import ResetResult, TextEnvironment
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError, EnvironmentContractError
+from taspo_trl.methods import recipe_for
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.rewards import REWARD_KEYWORDS
 from taspo_trl.training.checks import check_arguments, check_environments, check_openings
@@ -138,7 +139,8 @@ def check_world(kind: type, tmp_path, columns: tuple[str, ...] = ()) -> None:
     pool = EnvironmentPool({None: kind})
     try:
         renderer = ChatRenderer(byte_bpe(template("qwen2_5")))
-        check_environments(pool, renderer, tiny.config(tmp_path, guidance="none"), False, columns)
+        args = tiny.config(tmp_path, guidance="none")
+        check_environments(pool, renderer, args, recipe_for(args), False, columns)
     finally:
         pool.close()
 

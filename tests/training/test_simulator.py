@@ -11,7 +11,7 @@ from taspo_trl.credit.base import Batch
 from taspo_trl.environments import HouseholdEnvironment, ResetResult
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.methods import METHODS
+from taspo_trl.methods import METHODS, recipe_for
 from taspo_trl.rollout.groups import Collector
 from taspo_trl.rollout.plans import progress_told
 from taspo_trl.rollout.rewards import RewardSettings, score_group
@@ -49,7 +49,7 @@ def check(world, rows=({"task_id": "walk"},), has_reward_functions=False, **valu
     pool = EnvironmentPool(world if isinstance(world, dict) else {None: world})
     try:
         args = TASPOConfig("out", use_cpu=True, bf16=False, **values)
-        check_simulator(args, pool, rows, has_reward_functions)
+        check_simulator(recipe_for(args), pool, rows, has_reward_functions)
     finally:
         pool.close()
 

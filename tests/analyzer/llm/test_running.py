@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from taspo_trl.errors import ConfigurationError
+from taspo_trl.methods import recipe_for
 from taspo_trl.training.assembly import configured_analyzer
 
 from ... import tiny
@@ -108,10 +109,13 @@ def test_settings_that_cannot_work_are_refused_by_name(values, words, tmp_path):
 
 
 def test_the_embedded_analyzer_is_used_where_no_model_is_named(tmp_path):
-    assert configured_analyzer(tiny.config(tmp_path)).name == "extractive"
-    assert configured_analyzer(tiny.config(tmp_path, analyzer_model="embedded")).name == "extractive"
-    unused = tiny.config(tmp_path, analyzer_model="deepseek/m", guidance="none")
-    assert configured_analyzer(unused).name == "extractive", "and no key is asked for"
+    def used(**values):
+        args = tiny.config(tmp_path, **values)
+        return configured_analyzer(args, recipe_for(args)).name
+
+    assert used() == "extractive"
+    assert used(analyzer_model="embedded") == "extractive"
+    assert used(analyzer_model="deepseek/m", guidance="none") == "extractive", "and no key is asked for"
     with pytest.raises(ConfigurationError, match="DEEPSEEK_API_KEY"):
-        configured_analyzer(tiny.config(tmp_path, analyzer_model="deepseek/m"))
+        used(analyzer_model="deepseek/m")
     assert os.environ.get("DEEPSEEK_API_KEY") is None

@@ -13,6 +13,7 @@ import torch
 from taspo_trl import TASPOConfig
 from taspo_trl.analyzer import LiteLLMAnalyzer
 from taspo_trl.errors import AnalyzerError, ConfigurationError
+from taspo_trl.methods import recipe_for
 from taspo_trl.training.assembly import configured_analyzer
 
 from ...tokenizers import byte_bpe
@@ -68,7 +69,7 @@ def test_no_byte_that_a_run_leaves_behind_holds_the_key(
         reloaded = torch.load(tmp_path / "out" / "training_args.bin", weights_only=False)
         reloaded.analyzer_api_base = None
         with pytest.raises(ConfigurationError, match="DEEPSEEK_API_KEY"):
-            configured_analyzer(reloaded)
+            configured_analyzer(reloaded, recipe_for(reloaded))
 
 
 def test_a_configuration_has_no_field_for_a_key():
