@@ -210,10 +210,10 @@ def _check_pairs(runs: Sequence[Finished]) -> None:
                     "versions? Move one of them away and play it again."
                 )
     tasks = {
-        (split, values["tasks"])
+        (name.replace(f"@{one.updates}", "@end"), split, values["tasks"])
         for one in runs
-        for splits in one.data["evaluations"].values()
+        for name, splits in one.data["evaluations"].items()
         for split, values in splits.items()
     }
-    if len(tasks) != len({split for split, _ in tasks}):
+    if len(tasks) != len({evaluated[:2] for evaluated in tasks}):
         raise ConfigurationError("The runs were evaluated on other tasks: they are no pairs.")

@@ -139,7 +139,7 @@ class Plan:
             "updates": min(1, whole["updates"]),
             "checkpoints": [],
             "training": {**whole["training"], "tasks_per_update": 2},
-            "evaluation": {**whole["evaluation"], "tasks": 6},
+            "evaluation": {**whole["evaluation"], "tasks": 6, "greedy_tasks": 6},
         }
 
     def planned_seeds(self, method: str) -> tuple[int, ...]:

@@ -62,13 +62,14 @@ def play(configuration: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     updates = configuration["updates"]
     try:
         if updates:
-            trainer.add_callback(_at_checkpoints(configuration["checkpoints"], trainer, evaluations, seconds))
+            trainer.add_callback(_at_checkpoints(configuration, trainer, evaluations, seconds))
             with _timed(seconds, "training"):
                 trainer.train()
             seconds["training"] -= seconds.get("checkpoints", 0.0)
         with _timed(seconds, "evaluation"):
-            evaluations[f"sampled@{updates}"] = _plays(trainer, temperature=1.0)
-            evaluations[f"greedy@{updates}"] = _plays(trainer, temperature=0.0)
+            tasks = configuration["evaluation"]
+            evaluations[f"sampled@{updates}"] = _plays(trainer, 1.0, tasks["tasks"])
+            evaluations[f"greedy@{updates}"] = _plays(trainer, 0.0, tasks["greedy_tasks"])
         steps = [entry for entry in trainer.state.log_history if "success" in entry]
     finally:
         trainer.close()
@@ -178,12 +179,13 @@ def _trainer(configuration: Mapping[str, Any], model: Any, tokenizer: Any, folde
     )
 
 
-def _plays(trainer: Any, temperature: float) -> dict[str, Any]:
-    """Split -> the held-out plays, as compact as they can be paired from."""
+def _plays(trainer: Any, temperature: float, tasks: int) -> dict[str, Any]:
+    """Split -> plays of its first held-out tasks, as compact as they can be paired from."""
     kept, trainer.args.eval_temperature = trainer.args.eval_temperature, temperature
     try:
         found = {}
-        for split, rows in trainer.eval_dataset.items():
+        for split, whole in trainer.eval_dataset.items():
+            rows = whole.select(range(tasks))
             trainer.evaluate(rows, metric_key_prefix=f"eval_{split}")
             found[split] = compact(rows["task_id"], trainer.last_evaluation.plays)
         return found
@@ -205,7 +207,9 @@ def compact(task_ids: Any, plays: Any) -> dict[str, Any]:
     }
 
 
-def _at_checkpoints(steps: list[int], trainer: Any, evaluations: dict[str, Any], seconds: dict[str, float]) -> Any:
+def _at_checkpoints(
+    configuration: Mapping[str, Any], trainer: Any, evaluations: dict[str, Any], seconds: dict[str, float]
+) -> Any:
     from transformers import TrainerCallback
 
     class AtCheckpoints(TrainerCallback):
@@ -213,9 +217,10 @@ def _at_checkpoints(steps: list[int], trainer: Any, evaluations: dict[str, Any],
 
         # Not at the end of the step before: an evaluation's log would take the place of that step's own.
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step in steps:
+            if state.global_step in configuration["checkpoints"]:
                 with _timed(seconds, "checkpoints"):
-                    evaluations[f"sampled@{state.global_step}"] = _plays(trainer, temperature=1.0)
+                    tasks = configuration["evaluation"]["checkpoint_tasks"]
+                    evaluations[f"sampled@{state.global_step}"] = _plays(trainer, 1.0, tasks)
 
     return AtCheckpoints()
 

@@ -11,7 +11,7 @@ from benchmarks.study.plan import Plan, Run
 
 VALUES: dict[str, Any] = {
     "training": {"tasks_per_update": 2, "num_generations": 4},
-    "evaluation": {"tasks": 4, "batch_size": 8},
+    "evaluation": {"tasks": 4, "greedy_tasks": 3, "checkpoint_tasks": 4, "batch_size": 8},
     "settings": {
         "short": {"preset": "small", "turns": 12, "noise_share": 0.1, "updates": 4, "seconds": 100},
         "long": {"preset": "small", "turns": 24, "noise_share": 0.1, "updates": 4, "seconds": 200},
