@@ -523,6 +523,10 @@ class TASPOConfig(GRPOConfig):
                 "`bf16` is set, but there is no GPU that knows bfloat16. Leave `bf16` out to train in float32 "
                 "(`fp16=True` for an older GPU), or set `use_cpu=True` to train on the CPU in bfloat16."
             )
+        # TRL's default goes by a name that newer transformers warn of; what the user wrote under it is left to them.
+        default = type(self).__dataclass_fields__["gradient_checkpointing"].default
+        if getattr(self, "activation_checkpointing", False) is None and self.gradient_checkpointing == default:
+            self.activation_checkpointing = default
         super().__post_init__()
         per_rollout: Any = self.steps_per_generation  # `__post_init__` filled it
         per_step: Any = self.gradient_accumulation_steps

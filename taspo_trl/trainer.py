@@ -12,6 +12,7 @@ import functools
 import math
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -234,6 +235,9 @@ class TASPOTrainer(GRPOTrainer):
         # It would copy an adapter by its name for the reference.
         overridden = {"use_vllm": False} | ({"beta": 0.0, "sync_ref_model": False} if reference_is_ours else {})
         overridden |= {"beta": 0.0} if self._ref_adapter is not None else {}
+        # TRL uses names that transformers has deprecated. What the user calls before this is told to them.
+        old_names = "`(is_gradient_checkpointing|gradient_checkpointing_(en|dis)able)` is deprecated"
+        warnings.filterwarnings("ignore", old_names, FutureWarning)
         with _overridden(args, **overridden), loading(model):
             super().__init__(
                 model=model,

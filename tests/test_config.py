@@ -59,10 +59,19 @@ def make(tmp_path, **values):
 
 def test_defaults_raise_and_warn_about_nothing(tmp_path):
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("error")
         made = make(tmp_path)
+    assert made.gradient_checkpointing is True
     assert {name: getattr(made, name) for name in CHANGED} == CHANGED
     assert {name: getattr(made, name) for name in PAPER} == PAPER
+
+
+@pytest.mark.skipif("activation_checkpointing" not in FIELDS, reason="transformers has the old name alone")
+def test_an_old_name_that_the_user_wrote_is_still_warned_of(tmp_path):
+    with pytest.warns(FutureWarning, match="`gradient_checkpointing` is deprecated"):
+        made = make(tmp_path, gradient_checkpointing=False)
+    assert made.activation_checkpointing is False
+    assert make(tmp_path, activation_checkpointing=False).gradient_checkpointing is False
 
 
 def test_only_the_documented_defaults_of_trl_are_changed():

@@ -303,7 +303,8 @@ def _imitate(options: argparse.Namespace, stage: _Stage, output: Path, kept: Any
         model = get_peft_model(model, lora)
     if options.gradient_checkpointing:
         model.enable_input_require_grads()
-        model.gradient_checkpointing_enable()
+        is_renamed = hasattr(model, "activation_checkpointing_enable")
+        (model.activation_checkpointing_enable if is_renamed else model.gradient_checkpointing_enable)()
     batch_size = min(options.batch_size, len(data))
     settings = Imitation(
         num_steps=options.steps or max(1, math.ceil(options.epochs * len(data) / batch_size)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -525,6 +526,16 @@ def test_empty_guidance_shifts_nothing_under_lora_dropout_in_train_mode(tmp_path
     assert [module.training for module in made.model.modules()] == flags
     assert [getattr(m, "gradient_checkpointing", None) for m in made.model.modules()] == checkpointing
     assert made.model.active_adapter == "default"
+
+
+def test_names_that_trl_uses_of_old_are_no_users_business(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = tiny.trainer(tmp_path, gradient_checkpointing=True, max_completion_length=1, max_turns=1)
+        made.train()
+    assert made.model.supports_gradient_checkpointing
+    assert made.args.gradient_checkpointing
+    assert not [str(one.message) for one in caught if "checkpointing" in str(one.message)]
 
 
 def test_analyzer_that_fails_leaves_plain_grpo(tmp_path):
