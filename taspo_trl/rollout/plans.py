@@ -10,7 +10,7 @@ from typing import Any
 from ..environments.base import TextEnvironment, attribute
 from ..errors import ConfigurationError
 from ..types import Trajectory
-from .replay import states_told
+from .replay import ANSWER_SECONDS, states_told
 
 
 class PlanOracle:
@@ -22,13 +22,15 @@ class PlanOracle:
     Args:
         factories (`Mapping[str | None, Callable]`):
             Environment name -> callable that makes an instance, as a pool is given them.
+        timeout (`float`, *optional*, defaults to `60.0`):
+            Seconds for the plan of each state, see [`~taspo_trl.rollout.replay.states_told`].
 
     Raises:
         ConfigurationError: an environment knows no plans.
     """
 
-    def __init__(self, factories: Mapping[str | None, Callable[[], Any]]):
-        self._factories = dict(factories)
+    def __init__(self, factories: Mapping[str | None, Callable[[], Any]], timeout: float = ANSWER_SECONDS):
+        self._factories, self._timeout = dict(factories), timeout
         for factory in self._factories.values():
             environment = factory()
             kind = type(environment)
@@ -41,7 +43,8 @@ class PlanOracle:
 
     def __call__(self, trajectory: Trajectory) -> list[list[str] | None]:
         factory = self._factories[trajectory.environment]
-        return states_told(trajectory, factory, lambda world: world.oracle_plan())[: len(trajectory.turns)]
+        told = states_told(trajectory, factory, lambda world: world.oracle_plan(), timeout=self._timeout)
+        return told[: len(trajectory.turns)]
 
 
 def knows_plans(environment: Any) -> bool:
@@ -49,22 +52,35 @@ def knows_plans(environment: Any) -> bool:
     return _has_own(environment, "oracle_plan")
 
 
-def progress_told(trajectory: Trajectory, factory: Callable[[], Any]) -> list[float | None]:
+def progress_told(
+    trajectory: Trajectory,
+    factory: Callable[[], Any],
+    *,
+    timeout: float = ANSWER_SECONDS,
+    is_strict: bool = False,
+) -> list[float | None]:
     """By how much each action brought the goal nearer; None for a turn of which nothing exact is known.
 
-    What the environment's answers told when the episode was played (`info["progress"]`). Where they told nothing, the
-    actions that each turn saved of the environment's plan, found by playing the episode again.
+    What the environment's answers told when the episode was played (`info["progress"]`): whoever wrote the world said
+    there what progress is, records hold it, and it costs no replay. Where they told nothing in the whole episode, the
+    actions that each turn saved of the environment's plan, found by playing the episode again. The two have other
+    units, so that an episode has one of them alone.
 
     Args:
         trajectory (`Trajectory`):
             The episode.
         factory (`Callable`):
             Makes an instance of its environment.
+        timeout (`float`, *optional*, defaults to `60.0`), is_strict (`bool`, *optional*, defaults to `False`):
+            Of the replay, see [`~taspo_trl.rollout.replay.states_told`].
+
+    Raises:
+        ReplayError: with `is_strict` alone.
     """
     told = [turn.progress for turn in trajectory.turns]
     if any(one is not None for one in told):
         return told
-    lengths = states_told(trajectory, factory, _plan_length)
+    lengths = states_told(trajectory, factory, _plan_length, timeout=timeout, is_strict=is_strict)
     return [
         None if before is None or after is None else float(before - after)
         for before, after in itertools.pairwise(lengths)
@@ -94,10 +110,17 @@ class WorldStates:
             Environment name -> callable that makes an instance.
         most (`int`, *optional*, defaults to `4096`):
             Episodes that are remembered; the oldest are forgotten first.
+        timeout (`float`, *optional*, defaults to `60.0`):
+            Seconds for each state, see [`~taspo_trl.rollout.replay.states_told`].
     """
 
-    def __init__(self, factories: Mapping[str | None, Callable[[], Any]], most: int = 4096):
-        self._factories, self._most = dict(factories), most
+    def __init__(
+        self,
+        factories: Mapping[str | None, Callable[[], Any]],
+        most: int = 4096,
+        timeout: float = ANSWER_SECONDS,
+    ):
+        self._factories, self._most, self._timeout = dict(factories), most, timeout
         self._known: dict[tuple[str, ...], list[Hashable]] = {}
 
     def __call__(self, trajectory: Trajectory, turn_idx: int) -> Hashable:
@@ -109,7 +132,9 @@ class WorldStates:
         known = self._known.get(episode)
         if known is None:
             factory = self._factories[trajectory.environment]
-            told = states_told(trajectory, factory, lambda world: attribute(world, "world_state")())
+            told = states_told(
+                trajectory, factory, lambda world: attribute(world, "world_state")(), timeout=self._timeout
+            )
             known = [UnknownState(trajectory.uid, t) if one is None else one for t, one in enumerate(told)]
             while len(self._known) >= self._most:
                 self._known.pop(next(iter(self._known)), None)  # another thread may have been faster

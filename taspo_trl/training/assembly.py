@@ -132,7 +132,7 @@ def make_guidance(
     args: Any, recipe: Recipe, tokenizer: Any, pool: EnvironmentPool, analyzer: Analyzer
 ) -> GuidanceStage:
     """The stage that gives each trajectory the contexts of the method."""
-    probes = pool.probes
+    probes, timeout = pool.probes, args.environment_timeout
     tags = tuple(tag for probe in probes.values() for tag in attribute(probe, "action_tags"))
     materials = Materials(
         Composer(tokenizer, args.max_guidance_tokens, tags),
@@ -150,8 +150,12 @@ def make_guidance(
         args.analyzer_time_budget,
         GuidanceContext(
             analyzer,
-            state_key=WorldStates(pool.factories) if recipe.state_key == "world" else state_key(recipe.state_key),
-            oracle=PlanOracle(pool.factories) if recipe.asks_oracle else None,
+            state_key=(
+                WorldStates(pool.factories, timeout=timeout)
+                if recipe.state_key == "world"
+                else state_key(recipe.state_key)
+            ),
+            oracle=PlanOracle(pool.factories, timeout) if recipe.asks_oracle else None,
         ),
     )
 

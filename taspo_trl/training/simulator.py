@@ -69,23 +69,22 @@ class Simulator:
             metrics["simulator/unknown_states"] = unknown / max(1, len(states))
             batch = replace(batch, state_key=state_key("world", states))
         if needs.values:
-            values, num_replies, num_lost = _values(batch, collector, needs.values, sampling, seed)
-            metrics["simulator/continued_replies"] = float(num_replies)
-            metrics["simulator/lost_share"] = num_lost / max(1, sum(t.is_usable for t in batch.trajectories))
+            values, told = _values(batch, collector, needs.values, sampling, seed)
+            metrics |= told
             batch = replace(batch, values=values)
         return batch, metrics
 
 
 def _progress(batch: Batch, collector: Collector) -> dict[TurnKey, float]:
-    factories = collector.pool.factories
-    mine = _share(batch, collector)
-    found = [(t.uid, k, one) for t in mine for k, one in enumerate(progress_told(t, factories[t.environment]))]
+    factories, timeout = collector.pool.factories, collector.rollout.environment_timeout
+    told = {t.uid: progress_told(t, factories[t.environment], timeout=timeout) for t in _share(batch, collector)}
+    found = [(uid, k, one) for uid, row in told.items() for k, one in enumerate(row)]
     return {(uid, k): one for uid, k, one in collector.gather(found) if one is not None}
 
 
 def _states(batch: Batch, collector: Collector) -> dict[TurnKey, Hashable]:
     """The true state before each turn and after the last."""
-    told = WorldStates(collector.pool.factories)
+    told = WorldStates(collector.pool.factories, timeout=collector.rollout.environment_timeout)
     found = [(t.uid, k, one) for t in _share(batch, collector) for k, one in enumerate(told.of(t))]
     known = {(uid, k): one for uid, k, one in collector.gather(found)}
     # What broke off is not replayed, and no statistic sees it; but every turn has a state.
@@ -95,8 +94,8 @@ def _states(batch: Batch, collector: Collector) -> dict[TurnKey, Hashable]:
 
 def _values(
     batch: Batch, collector: Collector, num_continuations: int, sampling: SamplingSettings, seed: int
-) -> tuple[dict[TurnKey, float], int, int]:
-    """V of the states between the first turn and the end, the replies sampled for it, and the episodes without any."""
+) -> tuple[dict[TurnKey, float], dict[str, float]]:
+    """V of the states between the first turn and the end, and metrics of it."""
     mine = _share(batch, collector)
     # As many episodes at a time as the rollout has.
     in_flight = max(1, len(batch.trajectories) // collector.num_processes // num_continuations)
@@ -124,7 +123,11 @@ def _values(
                 f"come back to any: {lost[played[0]]} Take value='siblings'."
             )
     means = dict(collector.gather(list(found.means().items())))
-    return means, sum(collector.gather([found.num_replies])), len(lost)
+    return means, {
+        "simulator/continued_replies": float(sum(collector.gather([found.num_replies]))),
+        "simulator/dropped_continuations": float(sum(collector.gather([sum(map(len, found.dropped.values()))]))),
+        "simulator/lost_share": len(lost) / max(1, sum(t.is_usable for t in batch.trajectories)),
+    }
 
 
 def _share(batch: Batch, collector: Collector) -> list[Trajectory]:

@@ -161,6 +161,8 @@ def assess(
     report["guided"] = sum(bool(one) for one in scored.guidance.values())
     if values is not None:
         report["continuation_replies"] = values.num_replies
+        report["continuations_dropped"] = sum(map(len, values.dropped.values()))
+        report["why_dropped"] = sorted({reason for reasons in values.dropped.values() for reason in reasons})[:5]
     return report, replace(scored, seconds=seconds)
 
 

@@ -29,6 +29,8 @@ class ForcedPrefixes:
         self._num_asked: dict[str, int] = {}
         self.num_sampled = 0
         """Replies that were not recorded."""
+        self.refused: dict[str, str] = {}
+        """Episode uid -> why it is not the recorded one."""
 
     def begin(self, sampling: SamplingSettings, seed: int) -> None:
         self._num_asked.clear()
@@ -43,7 +45,8 @@ class ForcedPrefixes:
             return self._engine.submit(request)
         turn, future = turns[number], Future[Generation]()
         if turn.prompt_ids and turn.prompt_ids != request.prompt_ids:
-            future.set_exception(ReplayError(f"the prompt of turn {number} is another one than the recorded"))
+            why = self.refused[request.episode_uid] = f"the prompt of turn {number} is another one than the recorded"
+            future.set_exception(ReplayError(why))
         else:
             future.set_result(Generation(turn.reply_ids, turn.finish_reason, turn.sampling_logps))
         return future

@@ -1,17 +1,15 @@
-"""Progress of each turn by an oracle: how many steps of a shortest plan it saved.
+"""Progress of each turn by the simulator: how many steps of a plan it saved, or what the world told of it.
 
-The episode is replayed from its row, seed and actions, and refused when the world answers with other texts.
+One definition with the methods `oracle` and `placebo` and with the records
+([`~taspo_trl.rollout.plans.progress_told`]); here a world that does not come back is refused.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..environments.answers import finite_number
-from ..environments.base import ResetResult, StepResult, attribute
-from ..rollout.replay import replay
+from ..rollout.plans import progress_told
 from ..types import Trajectory
 
 
@@ -20,10 +18,11 @@ Labels = dict[tuple[str, int], float]
 
 
 def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str | None, Callable[[], Any]]) -> Labels:
-    """D(before) - D(after) of every turn, D being the length of the environment's plan to the goal.
+    """By how much each turn brought the goal nearer; a turn of which nothing is known has no label.
 
-    Where the environment has no `oracle_plan` for a state, the `info["progress"]` of its answers is taken: the value
-    after the action minus the value before. A turn without either has no label.
+    What `info["progress"]` told when the episode was played: the value after the action minus the value before. Where
+    it told nothing, D(before) - D(after), D being the length of the environment's plan to the goal: the episode is
+    then replayed from its row, seed and actions, and refused when the world answers with other texts.
 
     Args:
         trajectories (`Iterable[Trajectory]`):
@@ -35,28 +34,9 @@ def progress_labels(trajectories: Iterable[Trajectory], factories: Mapping[str |
         ReplayError: the world does not repeat an episode.
     """
     labels: Labels = {}
-    environments: dict[str | None, Any] = {}
-    try:
-        for trajectory in trajectories:
-            if not trajectory.is_usable:
-                continue
-            name = trajectory.environment
-            if name not in environments:
-                environments[name] = factories[name]()
-            environment = environments[name]
-            states = [_nearness(environment, result) for result in replay(trajectory, environment)]
-            for t, (before, after) in enumerate(itertools.pairwise(states)):
-                if before is not None and after is not None and before[0] == after[0]:
-                    labels[trajectory.uid, t] = after[1] - before[1]
-    finally:
-        for environment in environments.values():
-            environment.close()
+    for trajectory in trajectories:
+        if not trajectory.is_usable:
+            continue
+        told = progress_told(trajectory, factories[trajectory.environment], is_strict=True)
+        labels |= {(trajectory.uid, t): one for t, one in enumerate(told) if one is not None}
     return labels
-
-
-def _nearness(environment: Any, result: ResetResult | StepResult) -> tuple[str, float] | None:
-    plan = attribute(environment, "oracle_plan")()
-    if plan is not None:
-        return "plan", -float(len(plan))
-    progress = finite_number(result.info.get("progress"))
-    return None if progress is None else ("progress", progress)

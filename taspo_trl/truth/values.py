@@ -38,22 +38,27 @@ class TurnValues:
 
     Args:
         outcomes (`Mapping[State, tuple[float, ...]]`):
-            One value for each continuation; one alone for a state that ends the episode, whose outcome is known.
+            One value for each continuation that came to its end; one alone for a state that ends the episode, whose
+            outcome is known. None at all where fewer than two came to theirs.
         num_turns (`Mapping[str, int]`):
             Trajectory uid -> T_i, for the trajectories that were asked for.
         num_replies (`int`):
             Replies that were sampled for it: the cost.
         lost (`Mapping[str, str]`, *optional*):
             Trajectory uid -> why it could not be replayed.
+        dropped (`Mapping[State, tuple[str, ...]]`, *optional*):
+            State -> why continuations of it are not among its outcomes: what broke off through infrastructure says
+            nothing of the policy. Standard errors are of those that remain.
     """
 
     outcomes: Mapping[State, tuple[float, ...]]
     num_turns: Mapping[str, int]
     num_replies: int = 0
     lost: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[State, tuple[str, ...]] = field(default_factory=dict)
 
     def means(self) -> Labels:
-        """V(t) of each state that was continued."""
+        """V(t) of each state that has outcomes."""
         return {state: _mean(outcomes) for state, outcomes in self.outcomes.items() if outcomes}
 
     def labels(self, half: int | None = None) -> Labels:
@@ -137,7 +142,9 @@ def play_values(
             States before this turn are not continued.
         is_strict (`bool`, *optional*, defaults to `True`):
             Whether an episode that does not come back raises. Else it is left out, and told in
-            [`TurnValues.lost`].
+            [`TurnValues.lost`]. A single continuation that breaks off through infrastructure (a time-out, a worker
+            that died) does neither: the others of its state are kept, and [`TurnValues.dropped`] tells why. An episode
+            is lost when none of a state's continuations came to that state.
         states_in_flight (`int`, *optional*, defaults to `32`):
             States that are continued at the same time, K episodes each.
         progress_path (`str` or `PathLike`, *optional*):
@@ -174,7 +181,7 @@ def play_values(
         "rollout": asdict(rollout),
         **({"first_turn": first_turn} if first_turn else {}),
     }
-    done, num_replies = _read_progress(progress_path, facts)
+    done, dropped, num_replies = _read_progress(progress_path, facts)
     outcomes: dict[State, tuple[float, ...]] = {(one.uid, len(one.turns)): (value(one),) for one in trajectories}
     for start in range(0, len(states), states_in_flight):
         chunk = states[start : start + states_in_flight]
@@ -186,26 +193,30 @@ def play_values(
             engine_of_chunk.begin(sampling, derive_seed("values", seed, start))
             specs = [_spec(one, t, k) for one, t in chunk for k in range(num_continuations)]
             played = play_episodes(specs, engine=engine_of_chunk, pool=pool, renderer=renderer, settings=rollout)
-            found: dict[State, list[float]] = {(one.uid, t): [] for one, t in chunk}
-            for place, continued in enumerate(played):
-                one, t = chunk[place // num_continuations]
+            new, broken = dict[State, tuple[float, ...]](), dict[State, tuple[str, ...]]()
+            for place, (one, t) in enumerate(chunk):
+                of_state = played[place * num_continuations : (place + 1) * num_continuations]
                 try:
-                    _check(one, t, continued)
+                    kept, gone = _sorted_out(one, t, of_state, engine_of_chunk.refused)
                 except ReplayError as error:
                     lose(one.uid, error)
                     continue
-                if not continued.stop_reason.is_infrastructure:
-                    found[one.uid, t].append(value(continued))
-            new = {state: tuple(values) for state, values in found.items()}
-            _append(progress_path, new, engine_of_chunk.num_sampled)
+                new[one.uid, t] = tuple(value(continued) for continued in kept)
+                if gone:
+                    broken[one.uid, t] = gone
+            _append(progress_path, new, broken, engine_of_chunk.num_sampled)
             num_replies += engine_of_chunk.num_sampled
             done |= new
-        outcomes |= {(one.uid, t): done[one.uid, t] for one, t in chunk}
+            dropped |= broken
+        outcomes |= {(one.uid, t): done[one.uid, t] for one, t in chunk if (one.uid, t) in done}
         if on_states is not None:
             on_states(min(start + states_in_flight, len(states)), len(states))
-    kept = {state: values for state, values in outcomes.items() if state[0] not in lost}
     return TurnValues(
-        kept, {one.uid: len(one.turns) for one in trajectories if one.uid not in lost}, num_replies, lost
+        {state: values for state, values in outcomes.items() if state[0] not in lost},
+        {one.uid: len(one.turns) for one in trajectories if one.uid not in lost},
+        num_replies,
+        lost,
+        {state: reasons for state, reasons in dropped.items() if state[0] not in lost},
     )
 
 
@@ -227,19 +238,54 @@ def _spec(trajectory: Trajectory, t: int, k: int) -> EpisodeSpec:
     return EpisodeSpec(_uid(trajectory, t, k), f"{trajectory.uid}-t{t}", k, row, trajectory.seed, environment)
 
 
-def _check(recorded: Trajectory, t: int, continued: Trajectory) -> None:
-    """Refuse a continuation whose recorded part came out differently."""
-    turns = continued.turns
-    if len(turns) < t:
+def _sorted_out(
+    recorded: Trajectory, t: int, played: Sequence[Trajectory], refused: Mapping[str, str]
+) -> tuple[list[Trajectory], tuple[str, ...]]:
+    """A state's continuations that came to their end, and why the others did not; no single one, which has no error.
+
+    Raises:
+        ReplayError: the recorded part came out differently, or nobody got through it.
+    """
+    kept, gone, reached = [], [], 0
+    for continued in played:
+        if continued.uid in refused:
+            raise ReplayError(f"Episode {recorded.uid} does not replay: {refused[continued.uid]}.")
+        _check(recorded, t, continued)
+        # One that ended otherwise was there: `_check` let it pass.
+        reached += not continued.stop_reason.is_infrastructure or _num_answered(continued) >= max(t, 1)
+        if continued.stop_reason.is_infrastructure:
+            gone.append(f"{continued.stop_reason.value}: {continued.error}")
+        else:
+            kept.append(continued)
+    if not reached:
         raise ReplayError(
-            f"Episode {recorded.uid} does not replay: it ended before turn {t} ({continued.stop_reason.value}"
-            f"{': ' + continued.error if continued.error else ''}). Its turns cannot be labelled."
+            f"Episode {recorded.uid} does not replay: none of its {len(played)} continuations came to turn {t} "
+            f"({gone[0]}). Its turns cannot be labelled."
+        )
+    return (kept if len(kept) > 1 else []), tuple(gone)
+
+
+def _check(recorded: Trajectory, t: int, continued: Trajectory) -> None:
+    """Refuse a continuation whose recorded part came out differently, as far as it got."""
+    turns, num_answered = continued.turns, _num_answered(continued)
+    if len(turns) < t and not continued.stop_reason.is_infrastructure:
+        raise ReplayError(
+            f"Episode {recorded.uid} does not replay: it ended before turn {t} ({continued.stop_reason.value}). Its "
+            "turns cannot be labelled."
         )
     for number, (old, new) in enumerate(zip(recorded.turns[:t], turns, strict=False)):
         check_text(recorded, number, old.observation, new.observation)
-        check_text(recorded, number + 1, old.next_observation, new.next_observation)
+        if number < num_answered:
+            check_text(recorded, number + 1, old.next_observation, new.next_observation)
     if len(turns) > t and t < len(recorded.turns):
         check_text(recorded, t, recorded.turns[t].observation, turns[t].observation)
+
+
+def _num_answered(continued: Trajectory) -> int:
+    """Turns whose action was answered: where a world broke off, the last one may not have been."""
+    turns = continued.turns
+    is_open = continued.stop_reason.is_infrastructure and bool(turns) and not turns[-1].next_observation
+    return len(turns) - is_open
 
 
 def _part(outcomes: Sequence[float], half: int | None) -> Sequence[float]:
@@ -260,24 +306,38 @@ def _variance_of_mean(values: Sequence[float]) -> float:
 
 def _read_progress(
     path: str | os.PathLike | None, facts: Mapping[str, Any]
-) -> tuple[dict[State, tuple[float, ...]], int]:
+) -> tuple[dict[State, tuple[float, ...]], dict[State, tuple[str, ...]], int]:
     if path is None:
-        return {}, 0
+        return {}, {}, 0
     done: dict[State, tuple[float, ...]] = {}
+    dropped: dict[State, tuple[str, ...]] = {}
     num_replies = 0
 
     def take(data: Mapping[str, Any]) -> None:
         nonlocal num_replies
         states = {(uid, t): tuple(values) for uid, t, values in data["states"]}
+        broken = {(uid, t): tuple(reasons) for uid, t, reasons in data.get("dropped", ())}
         num_replies += data["replies"]
         done.update(states)
+        dropped.update(broken)
 
     what, other = "measured states, which are played again,", "the values of other episodes or settings"
     go_on(Path(path), facts, take, what=what, other=other)
-    return done, num_replies
+    return done, dropped, num_replies
 
 
-def _append(path: str | os.PathLike | None, states: Mapping[State, tuple[float, ...]], num_replies: int) -> None:
+def _append(
+    path: str | os.PathLike | None,
+    states: Mapping[State, tuple[float, ...]],
+    dropped: Mapping[State, tuple[str, ...]],
+    num_replies: int,
+) -> None:
     if path is None:
         return
-    append_line(path, {"replies": num_replies, "states": [[uid, t, values] for (uid, t), values in states.items()]})
+    line: dict[str, Any] = {
+        "replies": num_replies,
+        "states": [[uid, t, values] for (uid, t), values in states.items()],
+    }
+    if dropped:
+        line["dropped"] = [[uid, t, reasons] for (uid, t), reasons in dropped.items()]
+    append_line(path, line)

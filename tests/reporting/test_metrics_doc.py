@@ -36,6 +36,7 @@ ONLY_WITH_A_METHOD = {
     "credit/without_peer",
     "distill/loss",
     "simulator/continued_replies",
+    "simulator/dropped_continuations",
     "simulator/lost_share",
     "simulator/unknown_states",
     "time/alternatives",

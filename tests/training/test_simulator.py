@@ -17,23 +17,12 @@ from taspo_trl.rollout.plans import progress_told
 from taspo_trl.rollout.rewards import RewardSettings, score_group
 from taspo_trl.training.simulator import Simulator, check_simulator
 from taspo_trl.types import TrajectoryGroup
-from tests.truth.worlds import LENGTH, Corridor, Moody, Planned, Play, value
+from tests.truth.worlds import LENGTH, Corridor, Moody, Planned, Play, Quiet, value
 
 
 class Silent(Corridor):
     def reset(self, *, seed, **row):
         return ResetResult(super().reset(seed=seed, **row).observation)
-
-
-class Quiet(Planned):
-    """Tells progress by its plans alone."""
-
-    def reset(self, *, seed, **row):
-        return ResetResult(super().reset(seed=seed, **row).observation)
-
-    def step(self, action):
-        answer = super().step(action)
-        return dataclasses.replace(answer, info={"success": answer.info["success"]})
 
 
 def raising():
@@ -121,7 +110,11 @@ def test_continuations_tell_the_values_of_states():
         for t in (1, 2, LENGTH):
             expected = value(t, [turn.action for turn in one.turns])
             assert batch.values[one.uid, t] == pytest.approx(expected, abs=0.3 if 0 < expected < 1 else 0)
-    assert metrics == {"simulator/continued_replies": 3 * 16 * (2 + 1), "simulator/lost_share": 0.0}
+    assert metrics == {
+        "simulator/continued_replies": 3 * 16 * (2 + 1),
+        "simulator/dropped_continuations": 0.0,
+        "simulator/lost_share": 0.0,
+    }
 
 
 def test_a_world_that_never_comes_back_is_refused_and_one_lost_episode_is_not():

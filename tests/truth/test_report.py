@@ -9,7 +9,7 @@ import pytest
 
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.credit.base import Batch
-from taspo_trl.environments import HouseholdEnvironment
+from taspo_trl.environments import HouseholdEnvironment, ResetResult
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.methods import Recipe
 from taspo_trl.plots import credit_quality_figure
@@ -96,14 +96,21 @@ def test_examples_come_from_both_ends(walked):
     assert report["methods"]["wrong"]["exact"]["examples"]["harmful"][0]["action"] in ("right", "left")
 
 
-def test_a_world_without_labels_is_refused(walked):
-    groups, _ = walked
+class Silent(Corridor):
+    """Has no plan and tells nothing."""
 
-    class Silent(Corridor):
-        def step(self, action):
-            result = super().step(action)
-            return replace(result, info={"success": result.info["success"]})
+    def reset(self, *, seed, **row):
+        return ResetResult(super().reset(seed=seed, **row).observation)
 
+    def step(self, action):
+        result = super().step(action)
+        return replace(result, info={"success": result.info["success"]})
+
+
+def test_a_world_without_labels_is_refused():
+    with Play(Silent) as play:
+        given = play.arguments
+        groups = play_groups([{"task_id": "walk"}], rewards=RewardSettings(), num_generations=6, **given)
     with pytest.raises(ConfigurationError, match="no `oracle_plan"):
         truths_of(batch_of(groups), {None: Silent})
 

@@ -1,7 +1,9 @@
 """Monte-Carlo values against their closed form; what cannot be replayed is refused."""
 
+import itertools
 import math
 from dataclasses import replace
+from statistics import variance
 
 import pytest
 
@@ -83,6 +85,63 @@ def test_other_texts_are_refused_by_name():
         episodes = play.episodes(2)
         with pytest.raises(ReplayError, match=rf"{episodes[0].uid}.*mood 1|{episodes[0].uid}.*another one"):
             play_values(episodes[:1], num_continuations=2, **play.arguments)
+
+
+class Flaky(Corridor):
+    """Breaks off behind door 1 in every fifth episode that is begun from `begun` = 1 on."""
+
+    begun = itertools.count()
+
+    def reset(self, *, seed, **row):
+        number = next(Flaky.begun)
+        self.is_broken = number > 0 and number % 5 == 0
+        return super().reset(seed=seed, **row)
+
+    def step(self, action):
+        if self.is_broken and self.turn == 1:
+            raise OSError("the line is dead")
+        return super().step(action)
+
+
+def test_a_continuation_that_breaks_off_costs_itself_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(Flaky, "begun", itertools.count(-5))
+    with Play(Flaky) as play:
+        episodes = play.episodes(6)
+        assert all(one.is_usable for one in episodes)
+        given = {"num_continuations": 8, "progress_path": tmp_path / "values.jsonl", **play.arguments}
+        values = play_values(episodes, **given)
+        assert play_values(episodes, **given) == values, "reasons are found again as well"
+    assert not values.lost
+    states = [(one.uid, t) for one in episodes for t in range(LENGTH)]
+    dropped = {state: values.dropped.get(state, ()) for state in states}
+    assert sum(map(len, dropped.values())) == len(states) * 8 // 5
+    reasons = {reason for of_state in dropped.values() for reason in of_state}
+    assert len(reasons) == 1 and reasons.pop().startswith("env_error: OSError: the line is dead")
+    errors = values.standard_errors()
+    for uid, t in states:
+        first, second = values.outcomes[uid, t], values.outcomes[uid, t + 1]
+        assert len(first) + len(dropped[uid, t]) == 8
+        expected = math.sqrt(sum(variance(one) / len(one) for one in (first, second) if len(one) > 1))
+        assert errors[uid, t] == pytest.approx(expected)
+
+
+def test_where_all_but_one_break_off_there_is_no_value_and_where_none_comes_there_no_episode(monkeypatch):
+    with Play(Flaky) as play:
+        monkeypatch.setattr(Flaky, "begun", itertools.count(-100))
+        (episode,) = play.episodes(1)
+        monkeypatch.setattr(Flaky, "begun", itertools.count(4))
+        few = play_values([episode], num_continuations=2, first_turn=1, **play.arguments)
+        assert few.outcomes[episode.uid, 1] == () and len(few.dropped[episode.uid, 1]) == 1
+        assert list(few.labels()) == [(episode.uid, 2)] and not few.lost
+        monkeypatch.setattr(Flaky, "reset", dead)
+        gone = play_values([episode], num_continuations=2, is_strict=False, **play.arguments)
+        with pytest.raises(ReplayError, match=r"none of its 2 continuations came to turn 0 \(env_error: OSError"):
+            play_values([episode], num_continuations=2, **play.arguments)
+    assert set(gone.lost) == {episode.uid} and not gone.dropped and not gone.num_turns
+
+
+def dead(self, *, seed, **row):
+    raise OSError("the line is dead")
 
 
 def test_other_texts_are_refused_where_the_record_has_no_prompts():

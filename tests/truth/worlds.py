@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from taspo_trl.environments.base import ResetResult, StepResult, TextEnvironment
@@ -49,6 +50,17 @@ class Planned(Corridor):
 
     def oracle_plan(self) -> list[str] | None:
         return None if self.is_astray else ["right"] * (LENGTH - self.turn)
+
+
+class Quiet(Planned):
+    """Tells progress by its plans alone."""
+
+    def reset(self, *, seed: int, **row: Any) -> ResetResult:
+        return ResetResult(super().reset(seed=seed, **row).observation)
+
+    def step(self, action: str) -> StepResult:
+        answer = super().step(action)
+        return replace(answer, info={"success": answer.info["success"]})
 
 
 class Moody(Corridor):
