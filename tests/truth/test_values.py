@@ -130,7 +130,8 @@ def test_where_all_but_one_break_off_there_is_no_value_and_where_none_comes_ther
         monkeypatch.setattr(Flaky, "begun", itertools.count(-100))
         (episode,) = play.episodes(1)
         monkeypatch.setattr(Flaky, "begun", itertools.count(4))
-        few = play_values([episode], num_continuations=2, first_turn=1, **play.arguments)
+        given = {"num_continuations": 2, **play.arguments}
+        few = play_values([episode], first_turn=1, states_in_flight=1, **given)
         assert few.outcomes[episode.uid, 1] == () and len(few.dropped[episode.uid, 1]) == 1
         assert list(few.labels()) == [(episode.uid, 2)] and not few.lost
         monkeypatch.setattr(Flaky, "reset", dead)
