@@ -404,9 +404,10 @@ def test_deprecations_inside_the_libraries_are_not_shown(name):
     assert [str(one.message) for one in caught] == ["something else is deprecated"]
 
 
-def test_the_command_line_answers_without_loading_torch():
+@pytest.mark.parametrize("arguments", [["--help"], ["methods"], ["methods", "opd"]], ids=" ".join)
+def test_the_command_line_answers_without_loading_torch(arguments):
     code = (
-        "import sys, taspo_trl.cli as c; c.main(['--help']);"
+        f"import sys, taspo_trl.cli as c; c.main({arguments});"
         "heavy = {'torch', 'transformers', 'trl', 'litellm', 'textworld'} & set(sys.modules);"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...credit.base import Needs
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 Reduction = Literal["nested", "token_mean"]
@@ -52,7 +54,7 @@ class Branch:
 
     def detach(self) -> Branch:
         """The branch without gradient."""
-        return self._each(torch.Tensor.detach)
+        return self._each(lambda value: value.detach())
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Branch:
         more = (self.top_ids, self.top_logps, self.tail_logps, self.all_logps)

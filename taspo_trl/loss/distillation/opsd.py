@@ -13,14 +13,15 @@ batch the step changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from ...credit.base import Needs, Teacher
 from ...errors import InvariantError
 from .base import Branch, Reduction, check_choice, check_share
-from .divergence import divergence, renormalised
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class OPSD:
         self, student: Branch, teacher: Branch, old_logps: torch.Tensor, advantages: torch.Tensor
     ) -> torch.Tensor:
         """The divergence, or its sampled form; see [`~taspo_trl.loss.distillation.base.DistillTerm`]."""
+        from .divergence import divergence, renormalised  # loads torch, which no list of methods needs
+
         if self.form == "sampled":
             return -(teacher.logps - student.logps).detach() * student.logps
         if student.all_logps is not None and teacher.all_logps is not None:

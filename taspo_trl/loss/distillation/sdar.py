@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...credit.base import Needs, Teacher
 from .base import Branch, Reduction, check_choice, check_share
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class SDAR:
     ) -> torch.Tensor:
         """The gated difference; see [`~taspo_trl.loss.distillation.base.DistillTerm`]."""
         shift = teacher.logps.detach() - student.logps
-        gate = torch.sigmoid(self.slope * shift.detach())
+        gate = (self.slope * shift.detach()).sigmoid()
         return gate * shift
 
 

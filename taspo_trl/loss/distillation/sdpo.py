@@ -13,14 +13,15 @@ own tail. A turn without a block has no loss.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from ...credit.base import Needs, Teacher
 from ...errors import InvariantError
 from .base import Branch, Reduction, check_choice, check_share
-from .divergence import bounded_ratio, divergence, with_tail
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class SDPO:
         self, student: Branch, teacher: Branch, old_logps: torch.Tensor, advantages: torch.Tensor
     ) -> torch.Tensor:
         """The divergence, or its sampled form; see [`~taspo_trl.loss.distillation.base.DistillTerm`]."""
+        from .divergence import bounded_ratio, divergence  # loads torch, which no list of methods needs
+
         ratio = bounded_ratio(student.logps, old_logps, self.ratio_cap)
         if self.form == "sampled":
             return ratio * (student.logps - teacher.logps).detach() * student.logps
@@ -101,6 +104,8 @@ class SDPO:
 
 
 def _buckets(branch: Branch) -> torch.Tensor:
+    from .divergence import with_tail
+
     if branch.top_logps is None or branch.tail_logps is None:
         raise InvariantError("SDPO's divergence needs the top k and the tail of both branches.")
     return with_tail(branch.top_logps, branch.tail_logps)

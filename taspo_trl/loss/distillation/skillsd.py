@@ -9,11 +9,14 @@ branches agree; rows with A = 0 are trained too; a turn without a block has no l
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...credit.base import Needs, Teacher
 from .base import Branch, Reduction, check_choice, check_share
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 _MAX_LOG_RATIO = 10.0
@@ -74,4 +77,4 @@ class SkillSD:
         """The estimate of each token; see [`~taspo_trl.loss.distillation.base.DistillTerm`]."""
         gap = (student.logps - teacher.logps.detach()).clamp(-_MAX_GAP, _MAX_GAP)
         ratio = (student.logps - old_logps.detach()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-        return ratio * (torch.exp(-gap) - 1 + gap)
+        return ratio * ((-gap).exp() - 1 + gap)
