@@ -41,6 +41,7 @@ RULES = {
     "taspo": TurnWeights(),
     "taspo kappa": TurnWeights(threshold=0.2),
     "taspo bound": TurnWeights(step_size=3.0),
+    "taspo capped": TurnWeights(cap_refused=True),
     "token": TokenWeights(),
     "rlsd": RLSD(),
     "rlsd blame": RLSD(blame_only=True),

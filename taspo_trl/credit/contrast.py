@@ -96,6 +96,8 @@ class ContrastWeights:
             Most actions of a turn that are compared, the executed one included; of more, so many are drawn.
         samples (`int`, *optional*, defaults to `4`):
             Where the world lists no actions: replies that the policy is asked for besides its own. 0 asks for none.
+        cap_refused (`bool`, *optional*, defaults to `False`):
+            As in [`~taspo_trl.credit.taspo.TurnWeights`].
 
     Raises:
         ConfigurationError: a value outside its range.
@@ -110,11 +112,13 @@ class ContrastWeights:
     block: str = "aligned"
     alternatives: int = 32
     samples: int = 4
+    cap_refused: bool = False
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, get_args(Form), "'shift' is E4 with a baseline.")
         check_count("alternatives", self.alternatives, 2, "The executed action is one of them.")
         check_count("samples", self.samples, 0, "0 leaves turns alone whose world lists no actions.")
+        check_choice("cap_refused", self.cap_refused, (False, True), "False is the paper's.")
 
     @property
     def needs(self) -> Needs:
@@ -126,7 +130,9 @@ class ContrastWeights:
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         supports = [[self._support(batch, t, k) for k in range(len(t.turns))] for t in batch.trajectories]
-        return weigh_by_support(batch, advantages, supports, self.temperature, self.weight_range, self.step_size)
+        return weigh_by_support(
+            batch, advantages, supports, self.temperature, self.weight_range, self.step_size, self.cap_refused
+        )
 
     def _support(self, batch: Batch, trajectory: Trajectory, turn_idx: int) -> float | None:
         alternatives = batch.alternatives.get((trajectory.uid, turn_idx))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..types import Trajectory
 from .base import Batch, Guarantees, Needs, Ragged, Weighed, weigh_turns
+from .option_checks import check_choice
 
 
 def action_support(shifts: Sequence[float], clip: float = 2.0, threshold: float = 0.0) -> float | None:
@@ -50,12 +51,14 @@ def credit_weights(
     temperature: float = 0.5,
     weight_range: float = 0.4,
     step_size: float | None = None,
+    capped: Sequence[bool] = (),
 ) -> list[float]:
     """The weights of a trajectory's turns from their relative support (E5 to E7).
 
     d^_it = d_it - mean d_iu;  q_it = tanh(sign(A_i) * d^_it / tau);  w_it = 1 + eta * (q_it - mean q_iu), the means
     being taken over the scorable turns I_i. For a step size so large that this leaves the bounds, the weights are the
-    solution of max eta * sum q (w - 1) - 1/2 * sum (w - 1)^2 subject to sum (w - 1) = 0 and |w - 1| <= eps_w.
+    solution of max eta * sum q (w - 1) - 1/2 * sum (w - 1)^2 subject to sum (w - 1) = 0 and |w - 1| <= eps_w, and
+    w <= 1 on capped turns (ours, and no part of the paper).
 
     Args:
         support (`Sequence[float | None]`):
@@ -68,6 +71,8 @@ def credit_weights(
             eps_w: weights lie in [1 - eps_w, 1 + eps_w].
         step_size (`float`, *optional*):
             eta. None takes eps_w / 2, for which no bound is ever active.
+        capped (`Sequence[bool]`, *optional*):
+            Which of the T_i turns get a weight of at most 1; none by default.
 
     Returns:
         `list[float]`: w_it, T_i values with mean 1. Unscorable turns get exactly 1.0, and so do all turns when the
@@ -96,7 +101,8 @@ def credit_weights(
     preferences = [math.tanh(sign * (d - mean_support) / temperature) for _, d in scorable]  # E5, E6
     mean_preference = math.fsum(preferences) / len(preferences)
     eta = weight_range / 2 if step_size is None else step_size
-    offsets = _box_constrained([eta * (q - mean_preference) for q in preferences], weight_range)
+    highs = [0.0 if capped and capped[t] else weight_range for t, _ in scorable]
+    offsets = _box_constrained([eta * (q - mean_preference) for q in preferences], weight_range, highs)
     for (t, _), offset in zip(scorable, offsets, strict=True):
         weights[t] = 1.0 + offset  # E7
     return weights
@@ -115,6 +121,8 @@ class TurnWeights:
             `weight_step_size`.
         block (`str`, *optional*, defaults to `"aligned"`):
             Whose shifts are weighed.
+        cap_refused (`bool`, *optional*, defaults to `False`):
+            Where A_i > 0, an action that the environment refused has a weight of at most 1. Ours, not the paper's.
     """
 
     clip: float = 2.0
@@ -123,6 +131,10 @@ class TurnWeights:
     weight_range: float = 0.4
     step_size: float | None = None
     block: str = "aligned"
+    cap_refused: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("cap_refused", self.cap_refused, (False, True), "False is the paper's.")
 
     @property
     def needs(self) -> Needs:
@@ -134,7 +146,9 @@ class TurnWeights:
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         supports = [supports_of(batch, t, self.block, self.clip, self.threshold) for t in batch.trajectories]
-        return weigh_by_support(batch, advantages, supports, self.temperature, self.weight_range, self.step_size)
+        return weigh_by_support(
+            batch, advantages, supports, self.temperature, self.weight_range, self.step_size, self.cap_refused
+        )
 
 
 def weigh_by_support(
@@ -144,8 +158,13 @@ def weigh_by_support(
     temperature: float,
     weight_range: float,
     step_size: float | None,
+    cap_refused: bool = False,
 ) -> Weighed:
-    """E5 to E7 for every trajectory from the support of its turns, whatever form the support has."""
+    """E5 to E7 for every trajectory from the support of its turns, whatever form the support has.
+
+    With `cap_refused` no refused action of a trajectory with A_i > 0 has a weight above 1: what is not wanted again is
+    not credited more than the outcome credits it.
+    """
     weights, fallbacks = [], []
     for t, outcome, supported in zip(batch.trajectories, batch.outcome, supports, strict=True):
         fallback = fallback_of(batch, t, outcome)
@@ -155,7 +174,14 @@ def weigh_by_support(
         weights.append(
             [1.0] * len(t.turns)
             if fallback
-            else credit_weights(supported, outcome, temperature, weight_range, step_size)
+            else credit_weights(
+                supported,
+                outcome,
+                temperature,
+                weight_range,
+                step_size,
+                [not turn.valid for turn in t.turns] if cap_refused and outcome > 0 else (),
+            )
         )
     return weigh_turns(batch, advantages, weights, supports, fallbacks)
 
@@ -178,29 +204,32 @@ def clipped(shift: float, clip: float, threshold: float) -> float:
     return 0.0 if abs(shift) < threshold else _cut(shift, clip)
 
 
-def _box_constrained(offsets: list[float], bound: float) -> list[float]:
-    """The x closest to `offsets` (sum 0) with sum x = 0 and |x| <= `bound`: all are shifted by one mu, then cut."""
-    if all(abs(offset) <= bound for offset in offsets):
+def _box_constrained(offsets: list[float], bound: float, highs: list[float]) -> list[float]:
+    """The x closest to `offsets` (sum 0) with sum x = 0 and -`bound` <= x <= `highs`: all are shifted by one mu, then
+    cut. No high lies above the bound, nor below 0."""
+    if all(-bound <= offset <= high for offset, high in zip(offsets, highs, strict=True)):
         return offsets  # no bound is active: the closed form of E7
-    mu = _multiplier(offsets, bound)
+    mu = _multiplier(offsets, bound, highs)
     # Beside a huge step size, mu lacks the digits for offsets of the size of the bound. Seen from the member that is
     # nearest to mu everything is small, and what lies beyond two bounds is cut in any case.
     anchor = min(offsets, key=lambda offset: abs(offset - mu))
     near = [_cut(offset - anchor, 2 * bound) for offset in offsets]
-    mu = _multiplier(near, bound)
-    return [_cut(offset - mu, bound) for offset in near]
+    mu = _multiplier(near, bound, highs)
+    return [max(-bound, min(high, offset - mu)) for offset, high in zip(near, highs, strict=True)]
 
 
-def _multiplier(offsets: list[float], bound: float) -> float:
-    """The root mu of g(mu) = sum of the offsets - mu, each cut to ±`bound`.
+def _multiplier(offsets: list[float], bound: float, highs: list[float]) -> float:
+    """The root mu of g(mu) = sum of the offsets - mu, each cut to [-`bound`, its high].
 
     g falls piecewise linearly, so that mu is found between two neighbours of its break points.
     """
 
     def total(mu: float) -> float:
-        return math.fsum(_cut(offset - mu, bound) for offset in offsets)
+        return math.fsum(max(-bound, min(high, offset - mu)) for offset, high in zip(offsets, highs, strict=True))
 
-    breaks = sorted([offset - bound for offset in offsets] + [offset + bound for offset in offsets])
+    breaks = sorted(
+        [offset - high for offset, high in zip(offsets, highs, strict=True)] + [offset + bound for offset in offsets]
+    )
     low, high = 0, len(breaks) - 1  # total(breaks[low]) >= 0 >= total(breaks[high])
     while high - low > 1:
         middle = (low + high) // 2

@@ -54,7 +54,8 @@ class TASPO(Method):
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        own = {one.name: one.default for one in fields(ContrastWeights) if one.name in ("alternatives", "samples")}
+        names = ("alternatives", "samples", "cap_refused")
+        own = {one.name: one.default for one in fields(ContrastWeights) if one.name in names}
         return {"support": "shift"} | own
 
     def parts_for(self, args: Any, options: Mapping[str, Any]) -> tuple[Part, ...]:
@@ -69,7 +70,14 @@ class TASPO(Method):
                     f"`method_options` holds `{idle}`={options[idle]!r}, which support='shift' has no use for. Take "
                     "support='contrast', or leave it out."
                 )
-            return (Part("weight", TokenWeights),) if is_by_token else self.parts
+            if not is_by_token:
+                return self.parts
+            if options.get("cap_refused"):
+                raise ConfigurationError(
+                    "`cap_refused=True` caps the weights of whole actions, and `allocation='token'` weighs tokens. "
+                    "Take allocation='action', or leave it out."
+                )
+            return (Part("weight", TokenWeights),)
         if is_by_token:
             raise ConfigurationError(
                 f"`support={support!r}` compares whole actions, and `allocation='token'` weighs tokens. Take "
@@ -169,7 +177,10 @@ Without another success, with A_i = 0, or with fewer than two turns that can be 
 have been done, weighted by the policy; `"contrast_probability"` the guided probability of the action among these minus
 its mean under the policy. Both are exactly 0 where guidance changes nothing. They score up to `alternatives` actions
 of each guided turn behind the same prefix: the admissible ones, or, where a world lists none, those of `samples`
-further replies.""",
+further replies.
+
+`cap_refused` is ours, too: where A_i > 0, an action that the environment refused has a weight of at most 1. The other
+weights are the closest ones (least squares) inside the same bounds with mean one.""",
     ),
     _method(
         "rlsd",

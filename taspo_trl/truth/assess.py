@@ -23,8 +23,13 @@ from .sample import ScoredGroups, guide_and_score
 from .values import TurnValues
 
 
-OURS = tuple(name for name in SUPPORTS if name != "shift")
-"""TASPO's forms of support that are measured under their own names, and no published methods."""
+_SUPPORTS = tuple(name for name in SUPPORTS if name != "shift")
+OURS: Mapping[str, Mapping[str, Any]] = (
+    {name: {"support": name} for name in _SUPPORTS}
+    | {"capped": {"cap_refused": True}}
+    | {f"{name}_capped": {"support": name, "cap_refused": True} for name in _SUPPORTS}
+)
+"""Variants of TASPO that are measured under their own names, and no published methods -> their options."""
 _COPIES = ("rollout", "stale", "ema", "frozen")
 VALUE_THRESHOLD = 0.1
 """Turns whose Monte-Carlo advantage is above it should have more credit than the others."""
@@ -57,7 +62,7 @@ def recipes_of(names: Iterable[str], args: Any, with_controls: bool = True) -> d
 
 def _recipe(name: str, args: Any) -> Recipe:
     if name in OURS:
-        return replace(METHODS["taspo"].make(args, support=name), name=name)
+        return replace(METHODS["taspo"].make(args, **OURS[name]), name=name)
     if name not in METHODS:
         known = ", ".join(map(repr, (*METHODS, *OURS)))
         raise ConfigurationError(f"There is no method {name!r}. There are {known}.")

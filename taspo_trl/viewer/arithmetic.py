@@ -51,6 +51,8 @@ class Episode:
             Whether it counts in its group, and its verdict.
         distill (`tuple[float, ...]`):
             m_k of each turn; empty without a distillation term.
+        refused (`tuple[bool, ...]`, *optional*):
+            Which actions the environment did not accept.
     """
 
     advantage: float
@@ -64,6 +66,7 @@ class Episode:
     is_usable: bool
     success: bool
     distill: tuple[float, ...]
+    refused: tuple[bool, ...] = ()
 
     @property
     def known(self) -> list[float]:
@@ -105,6 +108,7 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
         is_usable=outcome_of(record) != "infrastructure",
         success=record.get("success") is True,
         distill=tuple(number(m) or 0.0 for m in items(credit.get("distill"))),
+        refused=tuple(turn.get("valid") is False for turn in turns),
     )
 
 
@@ -191,7 +195,8 @@ Made = tuple[Line, float]
 def _taspo(one: Episode, t: int, group: Sequence[Episode], options: Mapping[str, Any], num_steps: int) -> Made:
     tau, reach = options["temperature"], options["weight_range"]
     eta = reach / 2 if options.get("step_size") is None else options["step_size"]
-    weights, mean, mean_q = _relative(one.supports, one.advantage, tau, reach, options.get("step_size"))
+    capped = one.refused if options.get("cap_refused") and one.advantage > 0 else ()
+    weights, mean, mean_q = _relative(one.supports, one.advantage, tau, reach, options.get("step_size"), capped)
     reached = weights[t]
     if one.advantage == 0 or len(one.known) < 2:
         return [_support(one, t, options), ["alone", "nothing to compare with", "w 1.000"]], reached
@@ -209,19 +214,27 @@ def _taspo(one: Episode, t: int, group: Sequence[Episode], options: Mapping[str,
         ["mean one", f"1 + {short(eta)} · ({signed(q)}{less(mean_q)})", f"w {plain(free)}"],
     ]
     if abs(free - reached) > _TOLERANCE:
-        links.append(["into its range", f"inside 1 ± {short(reach)}, the mean kept at one", f"w {plain(reached)}"])
+        among = ", refused actions at most at 1" if any(capped) else ""
+        into = f"inside 1 ± {short(reach)}{among}, the mean kept at one"
+        links.append(["into its range", into, f"w {plain(reached)}"])
     return links, reached
 
 
 @lru_cache(maxsize=16)  # once for an episode, not for each of its turns
 def _relative(
-    supports: tuple[float | None, ...], advantage: float, tau: float, reach: float, eta: float | None
+    supports: tuple[float | None, ...],
+    advantage: float,
+    tau: float,
+    reach: float,
+    eta: float | None,
+    capped: tuple[bool, ...] = (),
 ) -> tuple[list[float], float, float]:
     """(w of each turn, mean d, mean q) of an episode."""
     known = [d for d in supports if d is not None]
     mean = math.fsum(known) / max(1, len(known))
     preferences = [math.tanh(sign(advantage) * (d - mean) / tau) for d in known]
-    return credit_weights(supports, advantage, tau, reach, eta), mean, math.fsum(preferences) / max(1, len(known))
+    weights = credit_weights(supports, advantage, tau, reach, eta, capped)
+    return weights, mean, math.fsum(preferences) / max(1, len(known))
 
 
 def _support(one: Episode, t: int, options: Mapping[str, Any]) -> Link:

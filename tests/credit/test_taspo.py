@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from taspo_trl.credit import action_support, credit_weights, token_weights
+from taspo_trl.credit import TurnWeights, action_support, credit_weights, token_weights
+from taspo_trl.credit.base import OutcomeAdvantage, check_guarantees
+from taspo_trl.credit.contrast import ContrastWeights
 from taspo_trl.errors import InvariantError
+from taspo_trl.types import Alternatives
 from tests import reference
+from tests.credit import scored as scored_batch
 from tests.credit.assigning import ActionScore, assign_credit
 
 
@@ -272,6 +277,89 @@ class TestLargeStepSize:
         default = credit_weights(support, 1.0)
         assert default == credit_weights(support, 1.0, step_size=0.2)
         assert all(0.6 < w < 1.4 for w in default)
+
+
+class TestCappedTurns:
+    """Ours: w <= 1 on some turns, the others the closest (least squares) inside the bounds with mean one."""
+
+    def test_by_hand(self):
+        # q = (tanh 1, 0, -tanh 1), eta = .2. The first is cut at 0; the others share its part: mu = -tanh 1 / 10.
+        capped = credit_weights([0.5, 0.0, -0.5], 1.0, capped=[True, False, False])
+        assert capped == pytest.approx([1.0, 1 + 0.1 * Q1, 1 - 0.1 * Q1], abs=1e-15)
+        assert capped[0] == 1.0
+
+    def test_what_lies_below_one_stays_to_the_last_bit(self):
+        free = credit_weights([0.5, 0.0, -0.5], 1.0)
+        assert credit_weights([0.5, 0.0, -0.5], 1.0, capped=[False, True, True]) == free
+        assert credit_weights([0.5, 0.0, -0.5], -1.0, capped=[True, True, False]) == credit_weights(
+            [0.5, 0.0, -0.5], -1.0
+        )
+        assert credit_weights([0.5, 0.0, -0.5], 1.0, capped=[True] * 3) == [1.0] * 3
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        support=supports,
+        step_size=st.one_of(st.none(), st.floats(0, 100), st.sampled_from([1e6, 1e300])),
+        data=st.data(),
+    )
+    def test_bounds_mean_and_cap_are_kept(self, support, step_size, data):
+        capped = data.draw(st.lists(st.booleans(), min_size=len(support), max_size=len(support)))
+        weights = credit_weights(support, 1.0, step_size=step_size, capped=capped)
+        assert all(0.6 - 1e-12 <= w <= 1.4 + 1e-12 for w in weights)
+        assert not support or math.fsum(weights) / len(weights) == pytest.approx(1.0, abs=1e-12)
+        assert all(w <= 1.0 for w, is_capped in zip(weights, capped, strict=True) if is_capped)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_agrees_with_a_general_solver(self, seed):
+        rng = np.random.default_rng(seed)
+        support = rng.normal(size=6)
+        capped = rng.random(6) < 0.5
+        eta = [0.2, 0.2, 1.0, 3.0][seed]
+        q = np.tanh((support - support.mean()) / 0.5)
+        solution = minimize(
+            lambda x: 0.5 * x @ x - eta * q @ x,
+            np.zeros(6),
+            jac=lambda x: x - eta * q,
+            bounds=[(-0.4, 0.0 if one else 0.4) for one in capped],
+            constraints={"type": "eq", "fun": np.sum, "jac": np.ones_like},
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        weights = credit_weights(support.tolist(), 1.0, step_size=eta, capped=capped.tolist())
+        assert np.asarray(weights) - 1 == pytest.approx(solution.x, abs=1e-6)
+
+    @pytest.mark.parametrize("rule", [TurnWeights(cap_refused=True), ContrastWeights(cap_refused=True)])
+    def test_refused_actions_of_good_outcomes_alone_are_capped(self, rule):
+        episodes = [
+            scored_batch.Episode(uid, a, scored_batch.actions("aligned", [1.5], [0.0], [-1.0]))
+            for uid, a in (("won", 0.8), ("lost", -0.8))
+        ]
+        found = {
+            (one.uid, t): Alternatives(("do", "rest"), ((-0.7,), (-0.7,)), {"aligned": ((d - 0.7,), (-0.7,))})
+            for one in episodes
+            for t, d in enumerate((1.5, 0.0, -1.0))
+        }
+        batch = scored_batch.batch(episodes, alternatives=found)
+        refused = replace(
+            batch,
+            groups=tuple(
+                replace(
+                    group,
+                    trajectories=tuple(
+                        replace(t, turns=(replace(t.turns[0], valid=False), *t.turns[1:])) for t in group.trajectories
+                    ),
+                )
+                for group in batch.groups
+            ),
+        )
+        usual = replace(rule, cap_refused=False)
+        advantages = OutcomeAdvantage()(batch)
+        weighed = rule(refused, advantages)
+        check_guarantees(refused, advantages, weighed, rule.needs, rule.guarantees)
+        won, lost = weighed.weights
+        free, as_ever = usual(refused, advantages).weights
+        assert free[0] > 1 and won[0] == 1.0 and won[1] > free[1] and lost == as_ever
+        assert rule(batch, advantages).weights == usual(batch, advantages).weights, "nothing is refused"
 
 
 # ---- token-level allocation ----------------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ def test_guidance_is_the_block_of_methods_that_have_one():
         ({"method_options": {"support": "contrast"}, "allocation": "token"}, "compares whole actions.*'action'"),
         ({"method_options": {"support": "contrast", "alternatives": 1}}, "`alternatives` must be a whole number"),
         ({"method_options": {"samples": 9}}, "`samples`=9, which support='shift' has no use for"),
+        ({"method_options": {"cap_refused": 2}}, "`cap_refused` must be one of False, True, got 2"),
+        ({"method_options": {"cap_refused": True}, "allocation": "token"}, "caps the weights of whole actions"),
         ({"method": "rlsd", "method_options": "share=0.5"}, "must be a mapping.*JSON"),
         ({"method": "rlsd", "method_options": [1]}, "must be a mapping"),
         ({"method": "opd"}, "`teacher_model` is not set"),
