@@ -6,6 +6,7 @@ Runs the very stages that training runs: extraction, alignment and composition, 
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -64,9 +65,18 @@ class Analysis:
             section = name.split("/")[0]
             if last and section != last and "/" in name:
                 table.add_section()
-            table.add_row(name, f"{value:.6g}")
+            table.add_row(name, _shown(value))
             last = section
         return table
+
+
+def _shown(value: float) -> str:
+    """Counts whole, all else to three decimals, or two digits of what is smaller."""
+    if not math.isfinite(value):
+        return "-"
+    if value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
 def analyze(

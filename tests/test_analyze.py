@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taspo_trl.analyze import ApproximateTokenizer, analyze
+from taspo_trl.analyze import Analysis, ApproximateTokenizer, analyze
 from taspo_trl.analyzer.base import AnalyzerReply, AnalyzerRequest
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.analyzer.prompts import ALIGNMENT, Prompts, load_prompts
@@ -295,6 +297,14 @@ def test_the_summary_is_a_table(tmp_path):
     text = console.export_text()
     for word in ("Guidance by extractive", "guidance/coverage", "evidence/kept", "analyzer/calls"):
         assert word in text
+
+
+def test_numbers_of_the_summary_are_rounded():
+    metrics = {"calls": 12345.0, "share": 2 / 3, "usd": 0.00123456, "none": math.nan}
+    console = Console(record=True, width=60)
+    console.print(Analysis(metrics, "x", "").table())
+    shown = dict(re.findall(r"(\w+) +│ +(\S+)", console.export_text()))
+    assert shown == {"calls": "12,345", "share": "0.667", "usd": "0.0012", "none": "-"}
 
 
 def test_prompts_and_limits_reach_the_analyzer(tmp_path):
