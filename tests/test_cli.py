@@ -182,7 +182,7 @@ def test_eval_lets_an_agent_try_several_times_and_overwrites_no_other_result(mod
     flags += ["--max-completion-length", "8", "--examples", "1"]
     assert main(["eval", *flags, "--agent", "reflexion", "--attempts", "2", "--note-tokens", "5"]) == 0
     printed = capsys.readouterr().out
-    path = next(Path("evaluations").glob("*-household-valid_seen-reflexion2-seed0.json"))
+    path = next(Path("evaluations").glob("*-household-valid_seen-*-reflexion2-seed0.json"))
     result = EvaluationResult.load(path)
     assert result.settings["environment_kwargs"] == {"reply_format": "think"}
     assert result.settings["agent"]["notes"]["max_note_tokens"] == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import json
 import platform
 from collections import Counter
@@ -68,7 +69,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--episodes", type=int, default=32, help="episodes in flight (default: 32)")
     made.add_argument("--dtype", help="weights: auto, float32, bfloat16, ... (default: auto)")
     made.add_argument("--device", default=None, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    made.add_argument("-o", "--output", default=None, help="result file (default: evaluations/NAME.json)")
+    made.add_argument(
+        "-o",
+        "--output",
+        default=None,
+        help="result file (default: evaluations/NAME.json; NAME tells other arguments of the data or world apart)",
+    )
     made.add_argument("--markdown", action="store_true", help="print a Markdown table, for a paper")
     made.add_argument("--compare", nargs=2, metavar=("FIRST", "SECOND"), help="compare two result files, in pairs")
     made.add_argument("--within", type=int, help="with --compare: as if only so many attempts had been allowed")
@@ -265,12 +271,22 @@ def _output(options: argparse.Namespace, model: str, seed: int, agent: Any) -> P
     if options.output and len(options.seeds) == 1:
         return Path(options.output)
     who = options.player.replace(":", ".") if options.player else Path(model).name
-    name = f"{who}-{options.environment.replace(':', '.')}-{options.split}"
+    name = f"{who}-{options.environment.replace(':', '.')}-{options.split}{_kwargs_digest(options)}"
     if agent.name != "plain":
         name += f"-{agent.name}{agent.attempts if agent.attempts > 1 else ''}"
     name = Path(options.output).stem if options.output else name
     folder = Path(options.output).parent if options.output else Path("evaluations")
     return folder / f"{name}-seed{seed}.json"
+
+
+def _kwargs_digest(options: argparse.Namespace) -> str:
+    """Six digits for a file name, the same however the arguments of data and world are written; none without any."""
+    names = ("dataset_kwargs", "environment_kwargs")
+    given = {name: json_arguments(getattr(options, name), f"--{name.replace('_', '-')}") for name in names}
+    if not any(given.values()):
+        return ""
+    text = json.dumps(without_credentials(given), sort_keys=True, default=str)
+    return f"-{hashlib.blake2b(text.encode(), digest_size=3).hexdigest()}"
 
 
 def _report(results: dict[str, Any], as_markdown: bool) -> None:

@@ -109,7 +109,10 @@ def test_the_command_names_the_player_and_overwrites_nothing(tmp_path, monkeypat
     for player in ("oracle", "mine:look"):
         assert main(["eval", "--player", player, *SMALL, "--max-turns", "12", "--markdown"]) == 0
         assert f"player {player} on household/valid_seen: seed 0" in capsys.readouterr().out
-    high, low = (f"evaluations/{name}-household-valid_seen-seed0.json" for name in ("oracle", "mine.look"))
+    high, low = (
+        str(next(Path("evaluations").glob(f"{name}-household-valid_seen-*-seed0.json")))
+        for name in ("oracle", "mine.look")
+    )
     assert EvaluationResult.load(high).overall().value == 1.0 > EvaluationResult.load(low).overall().value
     facts = json.loads(Path(high).read_text())["settings"]
     assert facts["player"] == "oracle" and facts["tokenizer"] == "bytes" and "model" not in facts
@@ -118,6 +121,22 @@ def test_the_command_names_the_player_and_overwrites_nothing(tmp_path, monkeypat
     assert "player mine:look" in shown and "player oracle" in shown
     assert main(["eval", "--player", "mine:look", *SMALL, "--max-turns", "12", "-o", high]) == 1
     assert "other settings (player)" in capsys.readouterr().err
+
+
+def test_default_files_tell_the_arguments_of_data_and_world_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    play = ["eval", "--player", "oracle", "--limit", "1"]
+    ways = [
+        [],
+        ["--dataset-kwargs", '{"preset": "small", "size": 4}'],
+        ["--dataset-kwargs", "{size: 4, preset: small}"],
+        ["--dataset-kwargs", "{preset: small, size: 5}"],
+        ["--dataset-kwargs", "{preset: small, size: 4}", "--environment-kwargs", "{preset: small}"],
+    ]
+    for way in ways:
+        assert main([*play, *way]) == 0
+    assert Path("evaluations/oracle-household-valid_seen-seed0.json").exists()
+    assert len(list(Path("evaluations").iterdir())) == len(ways) - 1, "two of them say the same"
 
 
 @pytest.mark.parametrize(
