@@ -143,6 +143,11 @@ class TASPOConfig(GRPOConfig):
         micro_batch_tokens (`int`, *optional*, defaults to `16384`):
             Bound on rows x longest row of one forward in scoring and update; this, not
             `per_device_train_batch_size`, bounds their memory.
+        padding_free (`bool`, *optional*):
+            Whether the rows of a forward in scoring and update stand one behind the other instead of being padded to
+            one length; `micro_batch_tokens` then bounds their tokens. If `None`, where the model runs with flash
+            attention, which computes each row by itself. `True` is right with other attention implementations too,
+            whose block-diagonal mask costs more than the padding it saves.
         max_nonfinite_steps (`int`, *optional*, defaults to `3`):
             So many optimizer steps in a row whose loss or gradient is no finite number end the run. Each of them is
             skipped, counted (`nonfinite_steps`) and said aloud: no such number reaches the weights.
@@ -437,6 +442,13 @@ class TASPOConfig(GRPOConfig):
         metadata={
             "help": "Bound on rows x longest row of one forward in scoring and update; this bounds their memory, "
             "whatever the number of turns."
+        },
+    )
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether the rows of a forward in scoring and update stand one behind the other instead of being "
+            "padded to one length. Default: where the model runs with flash attention."
         },
     )
     max_nonfinite_steps: int = field(

@@ -144,14 +144,17 @@ def deal_rows(lengths: Sequence[int], num_steps: int, num_micro_steps: int, num_
     return Deal(num_steps, num_micro_steps, num_processes, tuple(shares))
 
 
-def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def pack_rows(lengths: Sequence[int], max_tokens: int, padding_free: bool = False) -> list[list[int]]:
     """Micro-batches of rows of similar length, each of at most `max_tokens` positions, padding included.
 
     Args:
         lengths (`Sequence[int]`):
             Tokens of each row.
         max_tokens (`int`):
-            Bound on rows x longest row. A single longer row makes a micro-batch of its own.
+            Bound on rows x longest row, or without padding on the tokens of all rows. A single longer row makes a
+            micro-batch of its own.
+        padding_free (`bool`, *optional*, defaults to `False`):
+            Whether the rows of a micro-batch stand one behind the other, so that nothing is padded.
 
     Returns:
         `list[list[int]]`: indices of rows; the longest come first, so that a too small memory shows at once.
@@ -159,8 +162,19 @@ def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     if max_tokens < 1:
         raise ValueError(f"`max_tokens` must be at least 1, got {max_tokens}.")
     batches: list[list[int]] = []
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    if padding_free:
+        room: list[int] = []
+        for row in order:
+            place = next((k for k, left in enumerate(room) if lengths[row] <= left), len(room))
+            if place == len(room):
+                batches.append([])
+                room.append(max_tokens)
+            batches[place].append(row)
+            room[place] -= lengths[row]
+        return batches
     width = 0
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+    for row in order:
         if batches and width * (len(batches[-1]) + 1) <= max_tokens:
             batches[-1].append(row)
         else:

@@ -263,7 +263,9 @@ class TASPOTrainer(GRPOTrainer):
         for one in [policy] if self.ref_model is None else [policy, self.accelerator.unwrap_model(self.ref_model)]:
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
         is_sharded = self._dist.is_zero3 or self._dist.is_fsdp
-        require_reproduction(policy, self.temperature, is_sharded=is_sharded, gather=self._gather)
+        require_reproduction(
+            policy, self.temperature, is_sharded=is_sharded, gather=self._gather, padding_free=args.padding_free
+        )
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}
         self.chat_renderer = ChatRenderer(self._tokenizer, self.args.chat_template_kwargs)
@@ -473,8 +475,7 @@ class TASPOTrainer(GRPOTrainer):
         )
         for name, value in token_sums(terms, output.entropies, inputs["coefficients"]).items():
             self._loss_sums[name] = self._loss_sums.get(name, 0.0) + value
-        rows = inputs["positions"] // inputs["input_ids"].shape[1]
-        self._clip_shares.append(clip_shares(terms, inputs["coefficients"], rows))
+        self._clip_shares.append(clip_shares(terms, inputs["coefficients"], inputs["rows"]))
         loss = terms.loss
         if term is not None:
             added = distillation_loss(

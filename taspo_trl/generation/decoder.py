@@ -121,6 +121,14 @@ def full_attention_layers(config: Any) -> list[Any]:
     return layers if all(type(layer) is DynamicLayer for layer in layers) else []
 
 
+def keeps_all_keys(config: Any) -> bool:
+    """Whether every layer's cache keeps all keys, appended in their order."""
+    try:
+        return bool(full_attention_layers(config))
+    except Exception:  # configurations that transformers' own cache does not read
+        return False
+
+
 def disagreement(model: Any, ids: Sequence[int], pad_token_id: int) -> str:
     """What is wrong with forwards over kept keys, by a few of them; empty when they say what the model's own says.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .choosing import FILTERS
-from .decoder import attention_of, base_model, cache_keyword, full_attention_layers
+from .decoder import attention_of, base_model, cache_keyword, keeps_all_keys
 
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids", "use_cache")
@@ -37,7 +37,7 @@ def why_model_generates(model: Any) -> str:
         return f"the forward of {name} takes no `{missing[0]}`"
     if attention_of(config) not in _ATTENTIONS:
         return f"the attention implementation {attention_of(config)!r} takes no mask of its own"
-    if getattr(base, "_is_stateful", False) or not _keeps_all_keys(config):
+    if getattr(base, "_is_stateful", False) or not keeps_all_keys(config):
         return f"{name} has layers that do not keep all keys (a sliding window, a recurrent state)"
     if text.model_type in _LOCAL or getattr(text, "alibi", False):
         return f"{name} attends by places in the batch"
@@ -52,13 +52,6 @@ def why_settings_generate(extra: Mapping[str, Any], cache_implementation: str | 
         return f"`cache_implementation` is {cache_implementation!r}"
     other = sorted(name for name, value in extra.items() if name not in FILTERS and value is not None)
     return f"`generation_kwargs` holds `{other[0]}`" if other else ""
-
-
-def _keeps_all_keys(config: Any) -> bool:
-    try:
-        return bool(full_attention_layers(config))
-    except Exception:  # configurations that transformers' own cache does not read
-        return False
 
 
 def _why_adapters(model: Any) -> str:

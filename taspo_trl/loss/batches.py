@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..rows import Row, token_coefficient
+from ..scoring.layout import lay_out
 from ..scoring.whole import TokenScores
 from ..types import FinishReason, Trajectory
 
@@ -95,30 +96,29 @@ def collate(
     *,
     pad_token_id: int = 0,
     pad_to_multiple_of: int | None = None,
+    padding_free: bool = False,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
     """The tensors of a micro-batch.
 
     Returns:
-        `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape (B, W), padded on the right (1 = real);
-        and over the N loss tokens of all rows: `positions` (flat index of the position that predicts the token),
+        `dict[str, torch.Tensor]`: the inputs of [`~taspo_trl.scoring.layout.Layout`]; and over the N loss tokens of
+        all rows: `positions` (flat index of the position that predicts the token), `rows` (index of its row),
         `targets`, `coefficients`, `advantages` and, where the rows have them, `old_logps`, `ref_logps`,
         `importance_ratios`, `distill_coefficients`.
     """
-    width = max(len(row.ids) for row in rows)
-    if pad_to_multiple_of:
-        width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
-    input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for k, row in enumerate(rows):
-        input_ids[k, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
-        attention_mask[k, : len(row.ids)] = 1
-    flat = [k * width + p - 1 for k, row in enumerate(rows) for p in row.positions]
+    layout = lay_out(
+        [row.ids for row in rows],
+        padding_free=padding_free,
+        pad_token_id=pad_token_id,
+        pad_to_multiple_of=pad_to_multiple_of,
+    )
+    flat = [start + p - 1 for start, row in zip(layout.starts, rows, strict=True) for p in row.positions]
     batch = {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
+        **layout.inputs,
         "positions": torch.tensor(flat, dtype=torch.long),
+        "rows": torch.tensor([k for k, row in enumerate(rows) for _ in row.positions], dtype=torch.long),
         "targets": torch.tensor([row.ids[p] for row in rows for p in row.positions], dtype=torch.long),
     }
     for name in ("coefficients", "advantages", "old_logps", "ref_logps", "importance_ratios", "distill_coefficients"):

@@ -48,6 +48,7 @@ def plan_update(
     mask_truncated: bool = False,
     process_index: int = 0,
     num_processes: int = 1,
+    padding_free: bool = False,
 ) -> UpdatePlan:
     """Plan the optimizer steps of a rollout batch.
 
@@ -60,13 +61,15 @@ def plan_update(
         num_steps (`int`), num_micro_steps (`int`):
             K optimizer steps, gradient accumulation steps in each.
         max_tokens (`int`):
-            Bound on rows x longest row of a micro-batch.
+            Bound on rows x longest row of a micro-batch, without padding on its tokens.
         seed (`int`):
             Deals rows to optimizer steps.
         mask_truncated (`bool`, *optional*, defaults to `False`):
             See [`~taspo_trl.loss.batches.loss_row`].
         process_index (`int`, *optional*, defaults to `0`), num_processes (`int`, *optional*, defaults to `1`):
             Whose micro-batches to return.
+        padding_free (`bool`, *optional*, defaults to `False`):
+            As in [`~taspo_trl.rows.pack_rows`].
     """
     usable = [(t, of_turns) for t, of_turns in zip(trajectories, moves, strict=True) if t.is_usable]
     by_uid = {t.uid: t for t, _ in usable}
@@ -88,7 +91,10 @@ def plan_update(
             steps[row] = step
         for micro_step in range(num_micro_steps):
             packed = [
-                [tuple(share[k] for k in batch) for batch in pack_rows([lengths[row] for row in share], max_tokens)]
+                [
+                    tuple(share[k] for k in batch)
+                    for batch in pack_rows([lengths[row] for row in share], max_tokens, padding_free)
+                ]
                 for share in (deal.rows(step, micro_step, process) for process in range(num_processes))
             ]
             num_batches = max(1, *(len(batches) for batches in packed))

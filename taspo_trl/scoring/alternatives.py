@@ -193,7 +193,7 @@ def score_turns(
             At least so many forwards are run, the missing ones on a dummy row, because sharded models need the same
             number on every process.
     """
-    call, device = forward or model, device_of(model)
+    call = forward or model
     branches = _branches(turns)
     results: list[tuple[tuple[float, ...], ...]] = [()] * len(branches)
     for batch in _batches(branches, max_tokens):
@@ -201,7 +201,7 @@ def score_turns(
         for k, found in zip(batch, _score_batch(model, call, members, max_tokens, pad_token_id), strict=True):
             results[k] = found
     for _ in range(num_forwards - num_alternative_forwards(model, turns, max_tokens)):
-        full_logps(call, [(0, 0)], [[1]], pad_token_id, device)
+        full_logps(model, call, [(0, 0)], [[1]], pad_token_id)
     scores = {(one.key, one.block): found for one, found in zip(branches, results, strict=True)}
     return {
         one.key: Alternatives(
@@ -335,7 +335,7 @@ def _score_batch(
     flat: list[list[float]] = []
     for part in _slices(members, max_tokens):
         if keys is None:
-            flat += full_logps(call, sequences[part], wanted[part], pad_token_id, device)
+            flat += full_logps(model, call, sequences[part], wanted[part], pad_token_id)
         else:
             starts = [length - 1 for length in lengths[part]]
             shared = taken_over(keys, owners[part], starts, device)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
 
 from ..generation.decoder import base_model
 from ..rows import insert_block, pack_rows
+from .layout import lay_out, runs_without_padding
 from .projection import SelectedOutput, cache_keyword
 
 
@@ -79,14 +80,29 @@ class Branch:
 
 @dataclass(frozen=True)
 class PassKeys:
-    """Keys and values of the rows of a pass, padded on the right."""
+    """Keys and values of the rows of a pass."""
 
     cache: Any
+    starts: tuple[int, ...] | None = None
+    """Where each row begins, one behind the other; None = one row in each row of the cache, padded on the right."""
 
 
-def pass_keys(cache: Any) -> PassKeys | None:
-    """What a pass kept; None where it kept nothing, or nothing that can be continued more than once."""
-    return PassKeys(cache) if _is_plain_cache(cache) else None
+def pass_keys(cache: Any, lengths: Sequence[int] | None = None) -> PassKeys | None:
+    """What a pass kept; None where it kept nothing, or nothing that can be continued more than once.
+
+    Args:
+        cache:
+            Of the pass.
+        lengths (`Sequence[int]`, *optional*):
+            Of its rows, where they stand one behind the other.
+    """
+    starts = None if lengths is None else tuple(accumulate([0, *lengths[:-1]]))
+    return PassKeys(cache, starts) if _is_plain_cache(cache) else None
+
+
+def keys_in_bytes(cache: Any) -> int:
+    """What a cache of [`pass_keys`] occupies."""
+    return sum(one.numel() * one.element_size() for layer in cache.layers for one in (layer.keys, layer.values))
 
 
 def branches_of(row: PairedRow, source: int, *, with_empty: bool = False) -> list[Branch | None]:
@@ -157,7 +173,7 @@ def branch_logps(
     def run(members: Sequence[Branch], from_keys: bool) -> list[list[float]]:
         sequences, wanted = [one.ids for one in members], [list(one.positions) for one in members]
         if not from_keys or keys is None:
-            return full_logps(call, sequences, wanted, pad_token_id, device)
+            return full_logps(model, call, sequences, wanted, pad_token_id)
         starts = [one.start for one in members]
         prefix = taken_over(keys, [one.source for one in members], starts, device)
         return continued_logps(model, call, prefix, sequences, starts, wanted, pad_token_id, device)
@@ -208,7 +224,8 @@ def score_pairs(
         rows (`Sequence[PairedRow]`):
             What to score; the result has the same order.
         max_tokens (`int`):
-            Bound on rows x longest row of a pass, and on the guided forwards behind it as in [`branch_logps`].
+            Bound on rows x longest row of a pass (without padding on its tokens), and on the guided forwards behind it
+            as in [`branch_logps`].
         pad_token_id (`int`, *optional*, defaults to `0`):
             Fills the rectangle; never attended to.
         forward (`Callable`, *optional*):
@@ -223,7 +240,8 @@ def score_pairs(
     Returns:
         `list[PairedLogps]`: plain floats, as the model gave them; non-finite values are the caller's to judge.
     """
-    plan = pack_rows([len(row.ids) for row in rows], max_tokens)
+    padding_free = all(runs_without_padding(one) for one in (model, teacher) if one is not None)
+    plan = pack_rows([len(row.ids) for row in rows], max_tokens, padding_free)
     results: list[PairedLogps | None] = [None] * len(rows)
     for k, least in enumerate(most_forwards([[(0, 0)] * len(plan), schedule])):
         batch = plan[k] if k < len(plan) else []
@@ -232,10 +250,10 @@ def score_pairs(
         guided = [one for of_row in branches for one in of_row if one is not None]
         who, call = (model, forward) if teacher is None else (teacher, teacher)
         needs_keys = (any(one.start for one in guided) or least[0] > 0) and continues_from_shared_keys(who)
-        plain, cache = _pass(forward or model, members, needs_keys and teacher is None, pad_token_id, device_of(model))
+        plain, cache = _pass(model, forward or model, members, needs_keys and teacher is None, pad_token_id)
         if teacher is not None and needs_keys and len(guided) > len(members):  # several branches of a row
-            _, cache = _pass(teacher, members, True, pad_token_id, device_of(teacher))
-        keys = pass_keys(cache)
+            _, cache = _pass(teacher, teacher, members, True, pad_token_id)
+        keys = pass_keys(cache, [len(row.ids) for row in members] if runs_without_padding(who) else None)
         values = iter(
             branch_logps(
                 who, guided, keys, max_tokens=max_tokens, pad_token_id=pad_token_id, forward=call, least=least
@@ -247,11 +265,11 @@ def score_pairs(
     return [result for result in results if result is not None]
 
 
-def score_schedule(rows: Sequence[PairedRow], max_tokens: int) -> list[Forwards]:
+def score_schedule(rows: Sequence[PairedRow], max_tokens: int, padding_free: bool = False) -> list[Forwards]:
     """The passes that [`score_pairs`] makes of `rows`, with the guided forwards behind each."""
     return [
         num_branch_forwards([b for i in batch for b in branches_of(rows[i], 0) if b is not None], max_tokens)
-        for batch in pack_rows([len(row.ids) for row in rows], max_tokens)
+        for batch in pack_rows([len(row.ids) for row in rows], max_tokens, padding_free)
     ]
 
 
@@ -259,11 +277,11 @@ _DUMMY = PairedRow((0, 0, 0), 0, (), (2,))
 
 
 def _pass(
-    call: Forward, rows: Sequence[PairedRow], keep_keys: bool, pad_token_id: int, device: torch.device
+    model: Any, call: Forward, rows: Sequence[PairedRow], keep_keys: bool, pad_token_id: int
 ) -> tuple[list[list[float]], Any]:
     """The plain log-probabilities of rows as they stand, and what the model keeps of them."""
     wanted = [list(row.positions) for row in rows]
-    return _run_whole(call, [row.ids for row in rows], wanted, pad_token_id, device, keep_keys)
+    return _run_whole(model, call, [row.ids for row in rows], wanted, pad_token_id, keep_keys)
 
 
 def taken_over(keys: PassKeys, sources: list[int], starts: list[int], device: torch.device) -> _Prefix:
@@ -271,13 +289,25 @@ def taken_over(keys: PassKeys, sources: list[int], starts: list[int], device: to
     width = max(starts)
     cache = copy.copy(keys.cache)
     cache.layers = [copy.copy(layer) for layer in keys.cache.layers]
+    if keys.starts is not None:
+        flat = torch.tensor([keys.starts[k] for k in sources]).unsqueeze(1) + torch.arange(width)  # (B, W)
+        for layer in cache.layers:
+            # What lies behind a row's part belongs to others, and is masked.
+            index = flat.clamp(max=layer.keys.shape[2] - 1).to(layer.keys.device)
+            layer.keys = layer.keys[0][:, index].transpose(0, 1).contiguous()
+            layer.values = layer.values[0][:, index].transpose(0, 1).contiguous()
+        return _Prefix(cache, _left_mask(starts).to(device))
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:, :, :width], layer.values[:, :, :width]
         if sources != list(range(layer.keys.shape[0])):
             index = torch.tensor(sources, device=layer.keys.device)
             layer.keys, layer.values = layer.keys.index_select(0, index), layer.values.index_select(0, index)
-    mask = (torch.arange(width) < torch.tensor(starts).unsqueeze(1)).long()
-    return _Prefix(cache, mask.to(device))
+    return _Prefix(cache, _left_mask(starts).to(device))
+
+
+def _left_mask(lengths: list[int]) -> torch.Tensor:
+    """(B, W) 1 = real, for rows of these lengths."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).long()
 
 
 def device_of(model: Any) -> torch.device:
@@ -296,11 +326,10 @@ def prefix_keys(
     call: Forward, prefixes: Sequence[tuple[int, ...]], pad_token_id: int, device: torch.device
 ) -> PassKeys | None:
     """The keys of sequences of which nothing is scored; None for models whose cache cannot be continued twice."""
-    input_ids, mask = _rectangle(prefixes, pad_token_id)
+    layout = lay_out(prefixes, pad_token_id=pad_token_id)
     nothing = torch.zeros(0, dtype=torch.long, device=device)
     output = call(
-        input_ids=input_ids.to(device),
-        attention_mask=mask.to(device),
+        **{name: tensor.to(device) for name, tensor in layout.inputs.items()},
         use_cache=True,
         selected_positions=nothing,
         selected_targets=nothing,
@@ -326,12 +355,13 @@ def continued_logps(
     device: torch.device,
 ) -> list[list[float]]:
     tails = [sequence[start:] for sequence, start in zip(sequences, starts, strict=True)]
-    input_ids, mask = _rectangle(tails, pad_token_id)
+    layout = lay_out(tails, pad_token_id=pad_token_id)
+    input_ids, mask = layout.inputs["input_ids"], layout.inputs["attention_mask"]
     positions = torch.tensor(starts).unsqueeze(1) + torch.arange(input_ids.shape[1])  # (B, W') absolute positions
     # Appending concatenates into new tensors, so a shallow copy leaves the prefix as it was for the other branch.
     cache = copy.copy(prefix.cache)
     cache.layers = [copy.copy(layer) for layer in prefix.cache.layers]
-    selected, targets = _selection(input_ids.shape[1], sequences, starts, wanted)
+    selected, targets = _selection(layout.starts, sequences, starts, wanted)
     output = call(
         input_ids=input_ids.to(device),
         attention_mask=torch.cat([prefix.mask, mask.to(device)], dim=1),
@@ -345,24 +375,24 @@ def continued_logps(
 
 
 def full_logps(
-    call: Forward, sequences: list[tuple[int, ...]], wanted: list[list[int]], pad_token_id: int, device: torch.device
+    model: Any, call: Forward, sequences: list[tuple[int, ...]], wanted: list[list[int]], pad_token_id: int
 ) -> list[list[float]]:
-    return _run_whole(call, sequences, wanted, pad_token_id, device, False)[0]
+    return _run_whole(model, call, sequences, wanted, pad_token_id, False)[0]
 
 
 def _run_whole(
+    model: Any,
     call: Forward,
     sequences: list[tuple[int, ...]],
     wanted: list[list[int]],
     pad_token_id: int,
-    device: torch.device,
     keep_keys: bool,
 ) -> tuple[list[list[float]], Any]:
-    input_ids, mask = _rectangle(sequences, pad_token_id)
-    selected, targets = _selection(input_ids.shape[1], sequences, [0] * len(sequences), wanted)
+    device = device_of(model)
+    layout = lay_out(sequences, padding_free=runs_without_padding(model), pad_token_id=pad_token_id)
+    selected, targets = _selection(layout.starts, sequences, [0] * len(sequences), wanted)
     output = call(
-        input_ids=input_ids.to(device),
-        attention_mask=mask.to(device),
+        **{name: tensor.to(device) for name, tensor in layout.inputs.items()},
         use_cache=keep_keys,
         selected_positions=selected.to(device),
         selected_targets=targets.to(device),
@@ -371,23 +401,15 @@ def _run_whole(
 
 
 def _selection(
-    width: int, sequences: list[tuple[int, ...]], starts: list[int], wanted: list[list[int]]
+    origins: Sequence[int], sequences: list[tuple[int, ...]], starts: list[int], wanted: list[list[int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flat positions whose distribution predicts the wanted tokens, and these tokens."""
-    selected = [row * width + (p - 1 - start) for row, start in enumerate(starts) for p in wanted[row]]
+    """Flat positions whose distribution predicts the wanted tokens, and these tokens.
+
+    Row k of the forward begins at the flat position `origins[k]`, with token `starts[k]` of its sequence.
+    """
+    selected = [origins[row] + (p - 1 - start) for row, start in enumerate(starts) for p in wanted[row]]
     targets = [sequence[p] for sequence, places in zip(sequences, wanted, strict=True) for p in places]
     return torch.tensor(selected, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
-
-
-def _rectangle(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, W) ids, padded on the right, and the mask of real positions (1 = real)."""
-    width = max(len(sequence) for sequence in sequences)
-    input_ids = torch.full((len(sequences), width), pad_token_id, dtype=torch.long)
-    mask = torch.zeros((len(sequences), width), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        input_ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
-        mask[row, : len(sequence)] = 1
-    return input_ids, mask
 
 
 def _split(values: torch.Tensor | None, wanted: list[list[int]]) -> list[list[float]]:

@@ -16,16 +16,21 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from transformers.utils import ModelOutput
+from transformers.utils.generic import is_flash_attention_requested
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from ..errors import ConfigurationError
 from ..generation.decoder import cache_keyword as keyword_among
+from ..generation.decoder import keeps_all_keys
 from .distributions import Distribution, Head, reduce_chunks
 
 
 _VOCABULARY_TILE = 32768
+_WHERE = ("input_ids", "attention_mask", "position_ids")
 
 
 @dataclass
@@ -85,6 +90,7 @@ def add_selected_projection(
         # ZeRO-3 notes at a model's first forward which weights it fetches, and expects the same ever after: the head
         # has to be seen in a forward that selects nothing too.
         _ = head.weight
+        kwargs |= _what_separates_rows(self, kwargs)
         outputs = backbone_of(self)(*args, **kwargs)  # looked up at each call: FSDP and PEFT replace it
         hidden = outputs.last_hidden_state.flatten(0, 1)[selected_positions]  # (N, H)
         cache = getattr(outputs, cache_keyword(self), None) if kwargs.get("use_cache") else None
@@ -114,6 +120,32 @@ def add_selected_projection(
     model.forward = types.MethodType(forward, model)
 
 
+def _what_separates_rows(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the backbone has to be told beside positions that begin anew, so that no row sees another.
+
+    transformers finds the rows in the positions, except where keys are kept; flash attention would look for them in
+    every layer.
+    """
+    position_ids = given.get("position_ids")
+    if position_ids is None or given.get("attention_mask") is not None:
+        return {}
+    config = model.config.get_text_config()
+    separate: dict[str, Any] = {}
+    keeps_keys = bool(given.get("use_cache")) and keeps_all_keys(config)
+    if given.get("use_cache") and not keeps_keys:
+        separate["use_cache"] = False  # nothing that could be continued, and a mask for each kind of layer
+    if is_flash_attention_requested(config):
+        parameters = inspect.signature(type(backbone_of(model)).forward).parameters
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            (queries, keys), (longest, _) = prepare_fa_kwargs_from_position_ids(position_ids)
+            separate |= {"cu_seq_lens_q": queries, "cu_seq_lens_k": keys}
+            separate |= dict.fromkeys(("max_length_q", "max_length_k"), int(longest))
+    elif keeps_keys:
+        shape_and_type = model.get_output_embeddings().weight.new_empty((*position_ids.shape, 0))
+        separate["attention_mask"] = create_causal_mask(config, shape_and_type, None, None, position_ids=position_ids)
+    return separate
+
+
 def selected_forward(
     model: Any,
     tensors: Mapping[str, torch.Tensor],
@@ -140,8 +172,7 @@ def selected_forward(
     """
     more: dict[str, Any] = {} if distribution is None else {"selected_distribution": distribution}
     return model(
-        input_ids=tensors["input_ids"],
-        attention_mask=tensors["attention_mask"],
+        **{name: tensors[name] for name in _WHERE if name in tensors},
         use_cache=keep_keys,
         selected_positions=tensors["positions"],
         selected_targets=tensors["targets"],

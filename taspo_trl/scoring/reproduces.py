@@ -1,4 +1,4 @@
-"""Whether our forwards say what a model's own forward says: LM head, right padding, and keys shared by two branches.
+"""Whether our forwards say what a model's own forward says: LM head, padding or none, and keys shared by two branches.
 
 A few random tokens, once, before a trainer or an analysis scores anything. A model class may do more to its hidden
 states than the projection knows, or may place its keys otherwise than a continuation expects; both would be wrong in
@@ -8,6 +8,7 @@ silence.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers.utils.generic import is_flash_attention_requested
 
 from ..errors import ConfigurationError
 from ..generation.frozen import frozen_mode
 from ..rows import insert_block
+from .layout import lay_out, run_without_padding, runs_without_padding
 from .paired import PairedRow, continue_from_shared_keys, score_pairs
 from .projection import backbone_of, cache_keyword, selected_forward
 
@@ -46,6 +49,10 @@ class Finding:
         why_whole (`str`, *optional*, defaults to `""`):
             Why not; empty also where the cache itself is of a kind that [`~taspo_trl.scoring.paired.score_pairs`]
             never continues.
+        padding_free (`bool`, *optional*, defaults to `False`):
+            Whether rows stand one behind the other in a forward.
+        why_padded (`str`, *optional*, defaults to `""`):
+            Why not, where it was looked into.
     """
 
     refused: str = ""
@@ -53,12 +60,21 @@ class Finding:
     difference: float = 0.0
     continues: bool = True
     why_whole: str = ""
+    padding_free: bool = False
+    why_padded: str = ""
 
 
 def require_reproduction(
-    model: Any, temperature: float = 1.0, *, is_sharded: bool = False, gather: Callable[[list], list] = list
+    model: Any,
+    temperature: float = 1.0,
+    *,
+    is_sharded: bool = False,
+    gather: Callable[[list], list] = list,
+    padding_free: bool | None = False,
 ) -> Finding:
     """Refuse a model whose log-probabilities would be wrong; score in whole forwards where shared keys would be.
+
+    Says for all forwards behind it whether rows are padded.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -69,38 +85,59 @@ def require_reproduction(
             Whether no process has all weights: nothing is compared then.
         gather (`Callable`, *optional*):
             All processes' lists, joined: they must come to one decision, since they run the same forwards.
+        padding_free (`bool`, *optional*, defaults to `False`):
+            Whether rows are to stand one behind the other; None = where the model runs with flash attention and
+            allows it.
 
     Returns:
-        [`Finding`]: of this process, with the common decision in `continues`.
+        [`Finding`]: of this process, with the common decisions in `continues` and `padding_free`.
 
     Raises:
-        ConfigurationError: the selected forward differs from the model's own.
+        ConfigurationError: the selected forward differs from the model's own, or rows without padding are asked for
+            and do so.
     """
-    own = Finding(skipped="its weights are sharded") if is_sharded else compare(model, temperature)
+    if padding_free is None:
+        padding_free, is_asked = is_flash_attention_requested(model.config.get_text_config()), False
+    else:
+        is_asked = padding_free
+    if is_sharded:
+        own = _with_padding(Finding(skipped="its weights are sharded"), _why_padded(model) if padding_free else None)
+    else:
+        own = compare(model, temperature, padding_free=padding_free)
     found: Sequence[Finding] = gather([own])
     refused = next((one.refused for one in found if one.refused), None)
     if refused is not None:
         raise ConfigurationError(refused)
     continues = all(one.continues for one in found)
     continue_from_shared_keys(model, continues)
+    packs = all(one.padding_free for one in found)
+    run_without_padding(model, packs)
+    why_padded = next((one.why_padded for one in found if one.why_padded), "")
+    if is_asked and why_padded:
+        raise ConfigurationError(f"`padding_free` is True, but {why_padded}. Leave it out: rows are then padded.")
+    if why_padded:
+        logger.info("Rows are padded: %s.", why_padded)
     if own.skipped:
         logger.info("%s was not compared with its own forward: %s.", type(model).__name__, own.skipped)
     reason = next((one.why_whole for one in found if one.why_whole), None)
     if reason is not None:
         warnings.warn(reason, UserWarning, stacklevel=4)
-    return replace(own, continues=continues)
+    return replace(own, continues=continues, padding_free=packs)
 
 
-def compare(model: Any, temperature: float = 1.0) -> Finding:
+def compare(model: Any, temperature: float = 1.0, *, padding_free: bool = False) -> Finding:
     """Compare a model with its own forward. No gradient; every flag is as before afterwards.
 
     Args:
         model ([`~transformers.PreTrainedModel`]), temperature (`float`, *optional*, defaults to `1.0`):
             As in [`require_reproduction`].
+        padding_free (`bool`, *optional*, defaults to `False`):
+            Whether rows without padding are looked into.
     """
+    why_padded = _why_padded(model) if padding_free else None
     unseen = _why_unseen(model)
     if unseen:
-        return Finding(skipped=unseen)
+        return _with_padding(Finding(skipped=unseen), why_padded)
     name = type(model).__name__
     with torch.no_grad(), frozen_mode(model):
         pairs = _pairs(model)
@@ -108,10 +145,10 @@ def compare(model: Any, temperature: float = 1.0) -> Finding:
         try:
             truth = [_own_logps(model, row, temperature) for row in rows]
         except Exception as error:  # a model that cannot run alone is the training's to report
-            return Finding(skipped=f"its own forward raises {type(error).__name__}")
+            return _with_padding(Finding(skipped=f"its own forward raises {type(error).__name__}"), why_padded)
         largest = max(largest for _, largest in truth)
         if not all(torch.isfinite(logps).all() for logps, _ in truth):
-            return Finding(skipped="its log-probabilities are not finite")
+            return _with_padding(Finding(skipped="its log-probabilities are not finite"), why_padded)
         try:
             selected = _selected_logps(model, rows)
             difference = _largest_difference(selected, [logps for logps, _ in truth])
@@ -128,7 +165,20 @@ def compare(model: Any, temperature: float = 1.0) -> Finding:
                 return Finding(
                     refused=_refusal(name, f"log-probabilities differ by up to {value:.3g}"), difference=value
                 )
-        return _compare_continued(model, pairs, truth, largest, max(difference, 0.0))
+        if why_padded == "":
+            why_padded = _why_rows_mix(model, rows, truth, largest)
+        before = runs_without_padding(model)
+        run_without_padding(model, why_padded == "")
+        try:
+            found = _compare_continued(model, pairs, truth, largest, max(difference, 0.0))
+        finally:
+            run_without_padding(model, before)
+        return _with_padding(found, why_padded)
+
+
+def _with_padding(found: Finding, why_padded: str | None) -> Finding:
+    """With what was found of rows without padding: None = not looked into, "" = they are right."""
+    return replace(found, padding_free=why_padded == "", why_padded=why_padded or "")
 
 
 def _refusal(name: str, what: str) -> str:
@@ -172,6 +222,43 @@ def _compare_continued(
             "of a pair are scored in whole forwards, which is exact and slower."
         ),
     )
+
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers that see the same distances wherever in a row a sequence stands."""
+
+
+def _why_padded(model: Any) -> str:
+    """Why rows of this model cannot stand one behind the other, as far as its class tells; empty = nothing says so."""
+    base, config = backbone_of(model), model.config.get_text_config()
+    name = type(model).__name__
+    if "position_ids" not in inspect.signature(type(base).forward).parameters:
+        return f"the forward of {type(base).__name__} takes no `position_ids`, which would tell rows apart"
+    if getattr(model, "_is_stateful", False):
+        return f"{name} carries a state from token to token, over the end of a row"
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    if kinds or getattr(config, "alibi", False):
+        return f"{name} attends by places in the batch ({kinds[0] if kinds else 'alibi'})"
+    return ""
+
+
+def _why_rows_mix(
+    model: Any, rows: list[tuple[int, ...]], truth: list[tuple[torch.Tensor, float]], largest: float
+) -> str:
+    """What is wrong with two rows one behind the other; empty = nothing."""
+    name = type(model).__name__
+    try:
+        together = _selected_logps(model, rows, padding_free=True)
+        (_, beside_another) = _selected_logps(model, [rows[0][::-1], rows[1]], padding_free=True)
+    except Exception as error:
+        return f"{name} cannot compute rows one behind the other: it raises {type(error).__name__}: {str(error)[:200]}"
+    away = _largest_difference(together, [logps for logps, _ in truth])
+    if not away <= _tolerance(model, largest):
+        return f"{name} does not keep rows one behind the other apart: log-probabilities differ by up to {away:.3g}"
+    seen = _largest_difference([beside_another], together[1:])
+    if not seen <= _tolerance(model, largest) / 100:
+        return f"{name} lets a row see the one before it: log-probabilities differ by up to {seen:.3g}"
+    return ""
 
 
 def _why_unseen(model: Any) -> str:
@@ -219,19 +306,17 @@ def _own_logps(model: Any, row: tuple[int, ...], temperature: float) -> tuple[to
     return logps.squeeze(-1).cpu(), float(output.logits.abs().max())
 
 
-def _selected_logps(model: Any, rows: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """The same by the projection, in one rectangle that is padded on the right."""
-    width, device = max(map(len, rows)), _device(model)
-    padding = _ordinary_ids(model)[0]
+def _selected_logps(model: Any, rows: list[tuple[int, ...]], padding_free: bool = False) -> list[torch.Tensor]:
+    """The same by the projection, in one rectangle that is padded on the right, or without padding."""
+    layout = lay_out(rows, padding_free=padding_free, pad_token_id=_ordinary_ids(model)[0])
+    starts = zip(layout.starts, rows, strict=True)
     tensors = {
-        "input_ids": torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows], device=device),
-        "attention_mask": torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device),
-        "positions": torch.tensor([k * width + p for k, row in enumerate(rows) for p in range(len(row) - 1)]).to(
-            device
-        ),
-        "targets": torch.tensor([token for row in rows for token in row[1:]], device=device),
+        **layout.inputs,
+        "positions": torch.tensor([start + p for start, row in starts for p in range(len(row) - 1)]),
+        "targets": torch.tensor([token for row in rows for token in row[1:]]),
     }
-    logps = selected_forward(model, tensors).logps.double().cpu()
+    device = _device(model)
+    logps = selected_forward(model, {name: one.to(device) for name, one in tensors.items()}).logps.double().cpu()
     return list(logps.split([len(row) - 1 for row in rows]))
 
 

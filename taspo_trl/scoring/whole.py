@@ -16,6 +16,7 @@ import torch
 from ..errors import InvariantError
 from ..rows import insert_block, pack_rows
 from .distributions import AtIds, Distribution, TopK
+from .layout import lay_out, runs_without_padding
 from .projection import SelectedOutput, selected_forward
 
 
@@ -142,21 +143,24 @@ def score_rows(
     call = forward or model
     device = next(model.parameters()).device
     width = next((row.at_ids.shape[1] for row in rows if row.at_ids is not None), None)
-    plan = pack_rows([len(row.ids) for row in rows], max_tokens)
+    padding_free = runs_without_padding(model)
+    plan = pack_rows([len(row.ids) for row in rows], max_tokens, padding_free)
     results: list[TokenScores | None] = [None] * len(rows)
     for batch in plan:
-        scored = _score_batch(call, [rows[k] for k in batch], vocabulary, temperature, pad_token_id, device)
+        scored = _score_batch(
+            call, [rows[k] for k in batch], vocabulary, temperature, pad_token_id, padding_free, device
+        )
         for k, one in zip(batch, scored, strict=True):
             results[k] = one
     dummy = WholeRow(_DUMMY, (1,), None if width is None else torch.arange(width).unsqueeze(0))
     for _ in range((num_batches or 0) - len(plan)):
-        _score_batch(call, [dummy], vocabulary, temperature, pad_token_id, device)
+        _score_batch(call, [dummy], vocabulary, temperature, pad_token_id, padding_free, device)
     return [one for one in results if one is not None]
 
 
-def num_row_batches(rows: Sequence[WholeRow], max_tokens: int) -> int:
+def num_row_batches(rows: Sequence[WholeRow], max_tokens: int, padding_free: bool = False) -> int:
     """How many batches [`score_rows`] makes of `rows`."""
-    return len(pack_rows([len(row.ids) for row in rows], max_tokens))
+    return len(pack_rows([len(row.ids) for row in rows], max_tokens, padding_free))
 
 
 def _score_batch(
@@ -165,18 +169,14 @@ def _score_batch(
     vocabulary: int,
     temperature: float | None,
     pad_token_id: int,
+    padding_free: bool,
     device: torch.device,
 ) -> list[TokenScores]:
-    width = max(len(row.ids) for row in rows)
-    input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for k, row in enumerate(rows):
-        input_ids[k, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
-        mask[k, : len(row.ids)] = 1
+    layout = lay_out([row.ids for row in rows], padding_free=padding_free, pad_token_id=pad_token_id)
+    starts = zip(layout.starts, rows, strict=True)
     tensors = {
-        "input_ids": input_ids,
-        "attention_mask": mask,
-        "positions": torch.tensor([k * width + p - 1 for k, row in enumerate(rows) for p in row.positions]),
+        **layout.inputs,
+        "positions": torch.tensor([start + p - 1 for start, row in starts for p in row.positions], dtype=torch.long),
         "targets": torch.tensor([row.ids[p] for row in rows for p in row.positions], dtype=torch.long),
     }
     given = [row.at_ids for row in rows if row.at_ids is not None]

@@ -19,6 +19,7 @@ from ..loss.batches import LossRow, collate, logps_of, with_logps
 from ..loss.distillation.compose import teacher_columns
 from ..loss.plan import UpdatePlan
 from ..scoring.alternatives import AlternativeTurn, num_alternative_forwards, score_turns
+from ..scoring.layout import runs_without_padding
 from ..scoring.paired import (
     PairedLogps,
     PairedRow,
@@ -53,7 +54,7 @@ class PolicyPasses:
         gather (`Callable`):
             All processes' lists, joined in the order of the processes.
         max_tokens (`int`):
-            Bound on rows x longest row of a forward.
+            Bound on rows x longest row of a forward, without padding on its tokens.
         pad_token_id (`int`), pad_to_multiple_of (`int`, *optional*):
             As in TRL.
         temperature (`float`, *optional*, defaults to `1.0`), in_fp32 (`bool`, *optional*, defaults to `False`):
@@ -76,6 +77,11 @@ class PolicyPasses:
     def model(self) -> Any:
         return self.get_model()
 
+    @property
+    def padding_free(self) -> bool:
+        """Whether rows stand one behind the other in a forward of the policy."""
+        return runs_without_padding(self.accelerator.unwrap_model(self.model))
+
     def collate(self, rows: Sequence[LossRow], teacher: TeacherScorer | None = None) -> dict[str, Any]:
         """The tensors of a micro-batch, on the device; float64 for a float64 model.
 
@@ -90,6 +96,7 @@ class PolicyPasses:
             rows,
             pad_token_id=self.pad_token_id,
             pad_to_multiple_of=self.pad_to_multiple_of,
+            padding_free=self.padding_free,
             device=self.accelerator.device,
             dtype=dtype,
         )
@@ -156,7 +163,7 @@ class PolicyPasses:
                 guided = branch_logps(
                     model,
                     branches,
-                    pass_keys(output.cache),
+                    pass_keys(output.cache, [len(row.ids) for row in batch] if self.padding_free else None),
                     max_tokens=self.max_tokens,
                     pad_token_id=self.pad_token_id,
                     forward=self.model,
@@ -189,7 +196,7 @@ class PolicyPasses:
         return [results[k] for k in range(len(pairs))]
 
     def _paired(self, mine: Sequence[PairedRow], everybody: Sequence[Sequence[PairedRow]]) -> list[PairedLogps]:
-        schedule = most_forwards([score_schedule(share, self.max_tokens) for share in everybody])
+        schedule = most_forwards([score_schedule(share, self.max_tokens, self.padding_free) for share in everybody])
         with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
             return score_pairs(
                 self.accelerator.unwrap_model(self.model),

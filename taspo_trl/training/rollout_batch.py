@@ -254,6 +254,7 @@ class ExperienceMaker:
         return plan_update(
             batch.trajectories,
             self._moves(batch),
+            padding_free=self.passes.padding_free,
             num_steps=layout.num_steps,
             num_micro_steps=layout.num_micro_steps,
             max_tokens=self.settings.max_tokens,

@@ -101,7 +101,11 @@ def test_tensors_of_a_micro_batch_by_hand():
     assert batch["targets"].tolist() == [10, 11, 12, 20]
     assert batch["coefficients"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert batch["advantages"].tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert set(batch) == {"input_ids", "attention_mask", "positions", "targets", "coefficients", "advantages"}
+    assert batch["rows"].tolist() == [0, 0, 0, 1]
+    assert set(batch) == {"input_ids", "attention_mask", "positions", "rows", "targets", "coefficients", "advantages"}
+    one_row = collate(rows, pad_token_id=9, padding_free=True)
+    assert one_row["input_ids"].tolist() == [[1, 2, 10, 11, 3, 12, 4, 20]]
+    assert one_row["positions"].tolist() == [1, 2, 4, 6] and one_row["rows"].tolist() == [0, 0, 0, 1]
     assert batch["coefficients"].dtype == torch.float32
     assert collate(rows, dtype=torch.float64)["coefficients"].tolist() == [0.1, 0.2, 0.3, 0.4]
 

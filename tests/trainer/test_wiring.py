@@ -385,6 +385,7 @@ OTHER: Mapping[str, Wire] = {
     "allocation": Wire("token", lambda s: (type(s.rule).__name__, s.guidance._wanted.allocation),
                        ("TokenWeights", "token")),
     "environment_backend": Wire("process", lambda s: s.made.environment_pool._backends[None]),
+    "padding_free": Wire(True, of("maker.passes.padding_free")),
     "success_threshold": Wire(0.25, lambda s: s.made.environment_pool.probes[None].success_threshold),
     "use_vllm": Wire(True, engine_of, "vllm"),
 }  # fmt: skip

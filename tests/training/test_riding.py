@@ -56,7 +56,9 @@ def play(folder, patch, construction=Given, dtype=torch.float64, **values):
     def noting(model, *positional, **inputs):
         cache = inputs.get("past_key_values")
         taken = cache.get_seq_length() if cache is not None else 0
-        num_tokens = int(inputs["attention_mask"][:, taken:].sum())
+        mask = inputs.get("attention_mask")
+        is_padded = mask is not None and mask.dim() == 2
+        num_tokens = int(mask[:, taken:].sum()) if is_padded else inputs["input_ids"].numel()
         found.forwards.append((*inputs["input_ids"].shape, taken, num_tokens))
         return forward(model, *positional, **inputs)
 
@@ -75,6 +77,7 @@ def play(folder, patch, construction=Given, dtype=torch.float64, **values):
         maker.make = making
         made._new_rollout([made.train_dataset[0]] * 4 + [made.train_dataset[1]] * 4)
     made.close()
+    found.trainer = made
     found.rows = [row for micro in found.experience.micro_batches for batch in micro for row in batch]
     found.credits = [record.credit for record in found.experience.records]
     found.scores = [score for credit in found.credits for score in credit.scores if not score.unscorable]

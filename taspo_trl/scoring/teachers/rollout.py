@@ -13,6 +13,7 @@ import torch
 from ...generation.decoder import base_model
 from ...generation.frozen import frozen_mode
 from ..distributions import Head
+from ..layout import runs_without_padding
 from ..projection import head_of
 from ..whole import TokenScores, WholeRow, num_row_batches, score_rows
 from .base import PolicyAccess
@@ -59,7 +60,8 @@ class RolloutTeacher:
         return scores
 
     def num_batches(self, rows: Sequence[WholeRow]) -> int:
-        return num_row_batches(rows, self.policy.max_tokens)
+        padding_free = runs_without_padding(self.policy.unwrap(self.policy.get_model()))
+        return num_row_batches(rows, self.policy.max_tokens, padding_free)
 
     def follow(self, step: int) -> None:
         """The policy is always itself."""
