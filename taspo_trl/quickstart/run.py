@@ -94,6 +94,7 @@ def run(settings: Quickstart | None = None, console: Console | None = None) -> d
         for split in sampled_before
     }
     summary["credit"] = _credit(folder)
+    summary["stages"] = stages_lines(trainer.state.log_history)
     _write(folder, summary, trainer, before, after)
     _print_tables(console, summary, before, after)
     console.print(f"Finished in {sum(seconds.values()):.0f} s. Summary, plots and trajectories: [bold]{folder}[/bold]")
@@ -290,11 +291,39 @@ def _print_tables(
     console: Console, summary: dict[str, Any], before: dict[str, EvaluationResult], after: dict[str, EvaluationResult]
 ) -> None:
     if summary["fast"]:
-        console.print("A smoke run: the policy is barely warm-started, and its numbers mean nothing.")
+        console.print(
+            "A smoke run: every stage works here. Its policy is hardly warm-started and solves next to nothing,"
+        )
+        console.print("so that there are no rates to show; the full run (without `--fast`, `FAST=1`) has them.")
+        for line in summary["stages"]:
+            console.print(f"  {line}", highlight=False)
+        return
     for split in before:
         console.print(_table(split, before[split], after[split]))
     for line in _lines(summary):
         console.print(line, highlight=False)
+
+
+def stages_lines(history: list[dict[str, Any]]) -> list[str]:
+    """What the stages of a run did, one line each, from its log."""
+    entries = [entry for entry in history if "turns/mean" in entry]
+
+    def mean(name: str) -> float:
+        values = [entry.get(name, 0.0) for entry in entries]
+        return sum(values) / max(1, len(values))
+
+    weights = [
+        entry[name] for entry in entries for name in ("credit/weight_min", "credit/weight_max") if name in entry
+    ]
+    span = f"{min(weights):.2f} to {max(weights):.2f}" if weights else "all 1"
+    return [
+        f"played:   {len(entries)} batches, {mean('turns/mean'):.1f} turns an episode, "
+        f"{mean('actions/invalid_share'):.0%} of the actions refused",
+        f"guided:   {mean('guidance/coverage'):.0%} of the episodes with an advantage, "
+        f"{mean('guidance/statements'):.1f} statements for each",
+        f"weighed:  {mean('credit/weighted_share'):.0%} of the episodes, weights {span}",
+        f"updated:  {len(entries)} steps, gradient norm {mean('grad_norm'):.2g}",
+    ]
 
 
 def _lines(summary: dict[str, Any]) -> list[str]:
