@@ -20,6 +20,7 @@ import taspo_trl.analyzer
 import taspo_trl.environments
 from taspo_trl.cli import COMMANDS
 from taspo_trl.cli import train as train_command
+from taspo_trl.cli.warm_start import learning_options
 from taspo_trl.methods import METHODS
 from taspo_trl.methods.registry import recipe_for
 from taspo_trl.records import read_records
@@ -251,6 +252,8 @@ def test_commands_and_their_options_exist(block, tmp_path, monkeypatch):
                 assert recipe_for(training).needs.teacher == "rollout", f"{block}: {' '.join(arguments)}"
             continue
         known = option_strings(command, arguments, monkeypatch)
+        if command == "warm-start":
+            known |= {f"--{name}" for name in learning_options()}
         flags = {one.split("=")[0] for one in arguments if one.startswith("--")}
         assert flags <= known, f"{block}: {flags - known}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +54,23 @@ def load_policy(name: str, device: str | None = None, dtype: str = "auto") -> Na
 
 def load_model(name: str, dtype: str = "auto") -> Any:
     """The model of [`load_policy`] alone; an adapter comes with its base."""
-    is_adapter = (Path(name) / "adapter_config.json").exists()
+    is_adapter = _adapter_config(name).exists()
     return _loaded(name, "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM", dtype=dtype)
 
 
-def load_tokenizer(name: str) -> Any:
+def base_of(name: str) -> str:
+    """The model below an adapter folder; of any other model its own name."""
+    config = _adapter_config(name)
+    return str(json.loads(config.read_bytes())["base_model_name_or_path"]) if config.exists() else name
+
+
+def _adapter_config(name: str) -> Path:
+    return Path(name) / "adapter_config.json"
+
+
+def load_tokenizer(name: str, **options: Any) -> Any:
     """The tokenizer of [`load_policy`] alone."""
-    return _loaded(name, "AutoTokenizer", padding_side="left")
+    return _loaded(name, "AutoTokenizer", padding_side="left", **options)
 
 
 def served_policy(url: str, name: str | None = None, timeout: float = 240.0) -> NamedPolicy:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import math
 import os
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ..errors import ConfigurationError
+from ..checkpoints import checkpoint_to_resume, last_checkpoint
+from ..errors import ConfigurationError, did_you_mean
 from ..redaction import without_credentials
 from ..training.model_folder import check_model_folder
-from .models import load_model, load_tokenizer
+from ..training.model_folder import loading as loading_of
+from .models import base_of, load_model, load_tokenizer
 from .players import scripted_player
 from .sources import environment_data, environment_factory, json_arguments
 
@@ -27,6 +30,28 @@ FROM_RECIPE = (
     "chat_template_kwargs", "success_threshold", "environment_timeout", "max_guidance_tokens",
 )  # fmt: skip
 """What a recipe of `taspo train` says of tasks and prompts."""
+RENAMED = {
+    "epochs": "`--num_train_epochs`",
+    "steps": "`--max_steps`",
+    "batch_size": "`--per_device_train_batch_size` times `--gradient_accumulation_steps`, in each process",
+    "micro_batch_tokens": "`--per_device_train_batch_size`: the turns of one forward",
+    "lora_rank": "`--use_peft --lora_r RANK`",
+    "device": "`--use_cpu`; which GPU is visible says CUDA_VISIBLE_DEVICES",
+}
+"""Options of the time before TRL's SFTTrainer, and what stands in their place."""
+_PREPARED = "the turns come tokenized, under the prompts of the training that follows"
+_NO_HELD_OUT = "all turns are learned; `taspo eval` plays held-out tasks with the result"
+NOT_HERE = {
+    **dict.fromkeys(
+        ("dataset_text_field", "dataset_num_proc", "eos_token", "pad_token", "chat_template_path", "shuffle_dataset"),
+        _PREPARED,
+    ),
+    **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "`--prompt_loss` weighs prompts beside replies"),
+    **dict.fromkeys(("eval_strategy", "do_eval", "load_best_model_at_end", "eval_packing"), _NO_HELD_OUT),
+    "push_to_hub": "upload the finished folder with `hf upload REPOSITORY OUTPUT --exclude '_*'`",
+    "remove_unused_columns": "the columns are chosen by the trainer",
+}
+"""Fields of TRL's configuration that mean nothing here, and why."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,10 +60,20 @@ def parser() -> argparse.ArgumentParser:
         description="Record episodes of a player, keep the verified successes, and train a model on their turns, "
         "under the very prompts of the training that follows. What was recorded or paid for once is kept: an "
         "interrupted command goes on where it stopped.",
+        epilog="Every field of TRL's SFTConfig and ModelConfig is an option, too: `--learning_rate` (default: 1e-5, "
+        "with LoRA 1e-4), `--max_steps`, `--num_train_epochs` (2), `--per_device_train_batch_size` (8), "
+        "`--gradient_accumulation_steps` (4), `--prompt_loss` (0: weight of the loss on prompts), `--bf16`, "
+        "`--save_steps`, `--resume_from_checkpoint last`, `--report_to`, `--use_peft`, `--lora_r`, `--dtype` "
+        "(float32, with LoRA the model's own), `--load_in_4bit`, `--use_cpu`, ...",
+        allow_abbrev=False,
     )
-    made.add_argument("--model", help="the policy to be trained: model id or folder")
+    made.add_argument(
+        "--model", "--model-name-or-path", help="the policy to be trained: model id, model folder or adapter folder"
+    )
     made.add_argument("--config", help="recipe of `taspo train`: model, environment, prompts and limits come from it")
-    made.add_argument("-o", "--output", required=True, help="folder of the trained model and of the recording")
+    made.add_argument(
+        "-o", "--output", "--output-dir", required=True, help="folder of the trained model and of the recording"
+    )
     who = made.add_argument_group("the player")
     who.add_argument(
         "--player",
@@ -72,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--success-threshold", type=float, default=None, help="TRL classes: the reward of a success")
     what.add_argument("--chat-template-kwargs", default=None, help="JSON or YAML, e.g. '{enable_thinking: false}'")
     what.add_argument("--episodes", type=int, default=32, help="episodes in flight (default: 32)")
-    how = made.add_argument_group("imitation")
+    how = made.add_argument_group("imitation, beside the options of TRL's SFT")
     how.add_argument("--record-only", action="store_true", help="record, and train nothing")
     how.add_argument(
         "--guided-share",
@@ -80,24 +115,13 @@ def parser() -> argparse.ArgumentParser:
         default=0.0,
         help="episodes with their solution as guidance in the prompt (default: 0)",
     )
-    how.add_argument("--epochs", type=float, default=2.0, help="passes over the turns (default: 2)")
-    how.add_argument("--steps", type=int, default=None, help="optimizer steps, in place of passes")
-    how.add_argument("--batch-size", type=int, default=32, help="turns in a step (default: 32)")
-    how.add_argument("--micro-batch-tokens", type=int, default=16384, help="tokens of one forward (default: 16384)")
-    how.add_argument("--learning-rate", type=float, default=None, help="default: 1e-5, with LoRA 1e-4")
-    how.add_argument("--prompt-loss", type=float, default=0.0, help="weight of the loss on prompts (default: 0)")
-    how.add_argument(
-        "--lora-rank", type=int, default=0, help="train a LoRA and merge it; 0 trains all weights (default)"
-    )
-    how.add_argument("--gradient-checkpointing", action="store_true", help="less memory, more time")
-    how.add_argument("--seed", type=int, default=0, help="of environments, order and guidance (default: 0)")
-    how.add_argument("--dtype", default=None, help="weights: default float32, with LoRA the model's own")
-    how.add_argument("--device", default=None, help="cpu, cuda, ... (default: a GPU if there is one)")
+    how.add_argument("--seed", type=int, default=0, help="of environments, order, guidance, adapter (default: 0)")
     return made
 
 
 def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+    options, rest = parser().parse_known_args(arguments)
+    _refuse_unknown(rest)
     _take_recipe(options)
     if not options.model:
         raise ConfigurationError("`--model` is missing: the policy to be trained, whose prompts are recorded.")
@@ -108,21 +132,92 @@ def main(arguments: list[str]) -> int:
         )
     check_model_folder(options.model)
     output = Path(options.output)
-    if (output / "config.json").exists() and not options.record_only:
+    if any((output / one).exists() for one in ("config.json", "adapter_config.json")) and not options.record_only:
         raise ConfigurationError(
             f"{output} holds a model already. Choose another output, and imitate its episodes with `--from "
             f"{output / EPISODES}`."
         )
-    stage = _Stage(options)
-    try:
-        episodes = _record(options, stage, output) if options.player else []
-        if options.record_only:
-            return 0
-        kept, data = _demonstrations(options, stage, episodes)
-    finally:
-        stage.pool.close()
-    _imitate(options, stage, output, kept, data)
+    training, model = _imitation(options, rest)
+    checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, output)
+    loading = {"revision": model.model_revision, "trust_remote_code": training.trust_remote_code}
+    data: list[Any] = []
+    facts: dict[str, Any] = {}
+    if training.process_index == 0:
+        stage = _Stage(options, loading)
+        try:
+            episodes = _record(options, stage, output) if options.player else []
+            if not options.record_only:
+                data, facts = _demonstrations(options, stage, episodes)
+        finally:
+            stage.pool.close()
+    if options.record_only:
+        return 0
+    data, facts = _of_the_first([data, facts], training.world_size)
+    _imitate(options, training, model, loading, output, data, facts, checkpoint)
     return 0
+
+
+def _of_the_first(values: list[Any], num_processes: int) -> list[Any]:
+    """What the first process has, in every one: worlds are played once, whatever the number of processes."""
+    if num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(values)
+    return values
+
+
+def learning_options() -> set[str]:
+    """The names of TRL's options that mean something here."""
+    from trl import ModelConfig
+
+    from ..imitation import ImitationConfig
+
+    return {one.name for kind in (ImitationConfig, ModelConfig) for one in dataclasses.fields(kind)} - set(NOT_HERE)
+
+
+def _refuse_unknown(arguments: Sequence[str]) -> None:
+    """What is neither an option of ours nor one of TRL's; before anything is recorded."""
+    known = learning_options()
+    for one in arguments:
+        name = one.split("=")[0].lstrip("-").replace("-", "_")
+        if not one.startswith("--"):
+            continue
+        if name in RENAMED:
+            raise ConfigurationError(f"`--{name}` is no option any more: it is {RENAMED[name]}.")
+        if name in NOT_HERE:
+            raise ConfigurationError(f"`--{name}` means nothing here: {NOT_HERE[name]}.")
+        if name not in known and name.removeprefix("no_") not in known:
+            ours = {
+                flag.lstrip("-").replace("-", "_") for action in parser()._actions for flag in action.option_strings
+            }
+            hint = did_you_mean(name, known | ours)
+            raise ConfigurationError(f"There is no option `--{name}`.{hint} `taspo warm-start --help` lists ours.")
+
+
+def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
+    """([`ImitationConfig`], TRL's `ModelConfig`) of the options that are not ours."""
+    from trl import ModelConfig, TrlParser
+
+    from ..imitation import ImitationConfig
+
+    class Parser(TrlParser):
+        def error(self, message: str) -> NoReturn:
+            """One line; argparse's own would be preceded by the usage of some 200 options."""
+            raise ConfigurationError(f"{message.rstrip('.')}. `taspo warm-start --help` lists what most runs set.")
+
+    kinds: Any = (ImitationConfig, ModelConfig)
+    made = Parser(kinds)
+    named = {one.split("=")[0].lstrip("-").replace("-", "_") for one in rest if one.startswith("--")}
+    if "use_peft" in named:
+        defaults = {"learning_rate": 1e-4, "dtype": "auto", "lora_target_modules": ["all-linear"]}
+        made.set_defaults(**{name: value for name, value in defaults.items() if name not in named})
+    made.set_defaults(logging_first_step=True)
+    given = [*rest, "--output_dir", options.output, "--seed", str(options.seed)]
+    try:
+        training, model = made.parse_args_into_dataclasses(given, look_for_args_file=False)
+    except ValueError as error:  # values that TrainingArguments and its subclasses refuse
+        raise ConfigurationError(str(error)) from error
+    return training, model
 
 
 def _take_recipe(options: argparse.Namespace) -> None:
@@ -152,7 +247,7 @@ def _take_recipe(options: argparse.Namespace) -> None:
 class _Stage:
     """Tokenizer, tasks, prompts and environments, as the training that follows has them."""
 
-    def __init__(self, options: argparse.Namespace):
+    def __init__(self, options: argparse.Namespace, loading: dict[str, Any]):
         from transformers import AutoConfig
 
         from ..environments.workers import EnvironmentPool
@@ -164,8 +259,8 @@ class _Stage:
             options.environment, options.split, json_arguments(options.dataset_kwargs, "--dataset-kwargs")
         )
         self.rows = list(data if options.limit is None else data.select(range(min(options.limit, len(data)))))
-        self.tokenizer = load_tokenizer(options.model)
-        config = AutoConfig.from_pretrained(options.model).get_text_config()
+        self.tokenizer = load_tokenizer(options.model, **loading)
+        config = AutoConfig.from_pretrained(base_of(options.model), **loading).get_text_config()
         timeout = {} if options.environment_timeout is None else {"environment_timeout": options.environment_timeout}
         self.rollout = RolloutSettings(
             context=options.context,
@@ -260,7 +355,10 @@ def _record(options: argparse.Namespace, stage: _Stage, output: Path) -> list[An
     return list(recording.trajectories)
 
 
-def _demonstrations(options: argparse.Namespace, stage: _Stage, episodes: list[Any]) -> tuple[Any, list[Any]]:
+def _demonstrations(
+    options: argparse.Namespace, stage: _Stage, episodes: list[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The turns to imitate, and what is told of them."""
     from ..guidance.block import Composer
     from ..imitation import demonstrations_of, replayed_successes
     from ..imitation.recording import recorded_episodes
@@ -284,77 +382,93 @@ def _demonstrations(options: argparse.Namespace, stage: _Stage, episodes: list[A
             "There is no turn to imitate: no episode is a success that the environment verifies again. Record more "
             "(`--plays`, another `--player`), or look at what was left out."
         )
-    return kept, data
+    return data, {"episodes": len(kept.trajectories), "dropped": dict(kept.dropped), "turns": len(data)}
 
 
-def _imitate(options: argparse.Namespace, stage: _Stage, output: Path, kept: Any, data: list[Any]) -> None:
-    import torch
+def _imitate(
+    options: argparse.Namespace,
+    training: Any,
+    model: Any,
+    loading: dict[str, Any],
+    output: Path,
+    data: list[Any],
+    facts: dict[str, Any],
+    checkpoint: str | None,
+) -> None:
+    from trl import get_peft_config, get_quantization_config
 
-    from ..imitation import Imitation, imitate
+    from ..imitation import ImitationTrainer
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(options.model, options.dtype or ("auto" if options.lora_rank else "float32")).to(device)
-    if options.lora_rank:
-        from peft import LoraConfig, get_peft_model
-
-        torch.manual_seed(options.seed)
-        rank = options.lora_rank
-        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(model, lora)
-    if options.gradient_checkpointing:
-        model.enable_input_require_grads()
-        is_renamed = hasattr(model, "activation_checkpointing_enable")
-        (model.activation_checkpointing_enable if is_renamed else model.gradient_checkpointing_enable)()
-    batch_size = min(options.batch_size, len(data))
-    settings = Imitation(
-        num_steps=options.steps or max(1, math.ceil(options.epochs * len(data) / batch_size)),
-        batch_size=batch_size,
-        learning_rate=options.learning_rate or (1e-4 if options.lora_rank else 1e-5),
-        prompt_loss=options.prompt_loss,
-        seed=options.seed,
-        micro_batch_tokens=options.micro_batch_tokens,
-    )
-    tokenizer = stage.tokenizer
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    losses: list[float] = []
-    with _bar("imitation", settings.num_steps) as advance:
-
-        def on_step(step: int, loss: float) -> None:
-            losses.append(loss)
-            advance()
-
-        model = imitate(model, data, settings, pad, on_step)
-    if options.lora_rank:
-        model = model.merge_and_unload()
+    training.model_init_kwargs = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(training.model_init_kwargs or {}),
+    }
+    quantization = get_quantization_config(model)
+    policy: Any = options.model
+    if base_of(options.model) != options.model:
+        if quantization is not None:
+            raise ConfigurationError(
+                f"{options.model} is an adapter, which is merged into its base before it is trained on; quantized "
+                "weights cannot take it in. Leave the quantization out, or name a whole model."
+            )
+        policy = load_model(options.model, model.dtype).merge_and_unload().requires_grad_(True)
+        training.model_init_kwargs = None
+    with loading_of(options.model):
+        trainer = ImitationTrainer(
+            policy,
+            training,
+            data,
+            processing_class=load_tokenizer(options.model, **loading),
+            peft_config=get_peft_config(model),
+            quantization_config=quantization,
+        )
+    tell = trainer.accelerator.print
+    last = last_checkpoint(output) if checkpoint is None else None
+    if last is not None:
+        tell(f"Learning starts anew; `--resume_from_checkpoint last` would go on from {last}.")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+    values = {one.name: getattr(training, one.name) for one in dataclasses.fields(training)}
+    told = ("prompt_loss", "learning_rate", "seed", "per_device_train_batch_size", "gradient_accumulation_steps")
     summary = {
         "base_model": options.model,
         "player": options.player,
         "from": options.sources,
         "environment": options.environment,
-        "episodes": len(kept.trajectories),
-        "dropped": kept.dropped,
-        "turns": len(data),
+        **facts,
         "guided_share": options.guided_share,
-        "imitation": {name: getattr(settings, name) for name in Imitation.__dataclass_fields__},
-        "lora_rank": options.lora_rank,
-        "loss": {"first": losses[0], "last": losses[-1]},
+        "imitation": {"num_steps": trainer.state.global_step, **{name: values[name] for name in told}},
+        "processes": training.world_size,
+        "lora_r": model.lora_r if model.use_peft else None,
+        "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
     }
-    _save(model, tokenizer, output, summary)
-    print(f"Model saved to {output} (loss {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last).")
+    is_model = _save(trainer, output, summary)
+    kind = "Model" if is_model else "Adapter"
+    found = f" (loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last)" if losses else ""
+    tell(f"{kind} saved to {output}{found}.")
+    if hasattr(trainer, "end"):
+        trainer.end()
 
 
-def _save(model: Any, tokenizer: Any, output: Path, summary: dict[str, Any]) -> None:
+def _save(trainer: Any, output: Path, summary: dict[str, Any]) -> bool:
     """The whole model or none: its configuration, by which a folder is known as a model, comes last."""
     from ..files import write_text
     from ..redaction import without_secrets
 
-    partial = output / f"_saving-{os.getpid()}"
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    for file in sorted(partial.iterdir(), key=lambda one: one.name == "config.json"):
-        os.replace(file, output / file.name)
-    shutil.rmtree(partial)
-    write_text(output / "warm_start.json", json.dumps(without_secrets(summary), indent=2) + "\n")
+    partial, is_first = output / "_saving", trainer.args.process_index == 0
+    if is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    is_model = trainer.save_merged(partial)
+    trainer.accelerator.wait_for_everyone()
+    if is_first:
+        for file in sorted(partial.iterdir(), key=lambda one: one.name in ("config.json", "adapter_config.json")):
+            os.replace(file, output / file.name)
+        shutil.rmtree(partial)
+        write_text(output / "warm_start.json", json.dumps(without_secrets(summary), indent=2) + "\n")
+    return is_model
 
 
 class _bar:

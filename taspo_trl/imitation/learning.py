@@ -1,179 +1,294 @@
-"""Next-token learning on demonstrated turns: the one implementation of a warm start.
+"""Next-token learning on demonstrated turns: TRL's SFT with a weight on prompts and batches of similar length.
 
-On one device, without an engine. Everything that is random follows from the seed, so that a recipe gives the same
-policy on machines of one kind.
+Launchers, adapters, quantization, checkpoints, trackers and precision are TRL's. Everything that is random follows
+from the seed, so that a recipe gives the same policy on machines of one kind, however many processes share a batch.
 """
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from accelerate.utils import is_peft_model
+from datasets import Dataset, Features, List, Value
+from torch.utils.data import Sampler
+from trl import SFTConfig, SFTTrainer
+
+from ..config import has_bf16_cpu, has_bf16_gpu
 from ..errors import ConfigurationError
+from .demonstration import Demonstration
 
 
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """One turn to imitate."""
+@dataclass
+class ImitationConfig(SFTConfig):
+    """
+    Configuration of the [`ImitationTrainer`].
 
-    prompt_ids: tuple[int, ...]
-    reply_ids: tuple[int, ...]
+    Only what [`~trl.SFTConfig`] has not is listed.
+
+    Args:
+        prompt_loss (`float`, *optional*, defaults to `0.0`):
+            Weight of the language-model loss on prompts, beside 1.0 on replies. A model made from nothing learns to
+            read by it. The loss of an optimizer step is
+
+            $$ L = - \\frac{\\sum_t w_t \\log \\pi_\\theta(x_t \\mid x_{<t})}{\\sum_t w_t}, \\quad
+            w_t = 1 \\text{ on replies, prompt\\_loss on prompts} $$
+
+            over all tokens of the step, whatever the number of micro-batches and processes.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.SFTConfig`]:
+    > - `learning_rate`: Defaults to `1e-5` instead of `2e-5`.
+    > - `weight_decay`: Defaults to `0.01` instead of `0.0`.
+    > - `num_train_epochs`: Defaults to `2` instead of `3`.
+    > - `gradient_accumulation_steps`: Defaults to `4` instead of `1`; with `per_device_train_batch_size=8`, 32 turns
+    >   are a step of one process.
+    > - `max_length`: Defaults to `None` instead of `1024`: a cut turn has no reply left.
+    > - `train_sampling_strategy`: Defaults to `"group_by_length"` instead of `"random"`. It draws 8 batches at a time,
+    >   sorts them by the length of prompts and takes them in random order; that of transformers sorts 50 and begins
+    >   with the longest.
+    > - `bf16`: Defaults to whether the hardware multiplies bfloat16, CPUs included, instead of `True`.
+    > - `ddp_timeout`: Defaults to a day instead of half an hour: one process records episodes while others wait.
+
+    Raises:
+        ConfigurationError: `prompt_loss` is negative, or between 0 and 1 together with an option that knows no
+            weights (`packing`, `padding_free`, `loss_type="dft"`, `label_smoothing_factor`).
+    """
+
+    prompt_loss: float = field(
+        default=0.0, metadata={"help": "Weight of the language-model loss on prompts, beside 1.0 on replies."}
+    )
+    learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate of AdamW."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay of AdamW."})
+    num_train_epochs: float = field(default=2.0, metadata={"help": "Passes over the turns."})
+    gradient_accumulation_steps: int = field(
+        default=4, metadata={"help": "Forwards of each process in an optimizer step."}
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens after which a turn is cut. By default none is."}
+    )
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={
+            "help": "Order of the turns. `group_by_length`: random batches of turns of similar length.",
+            "choices": ["random", "sequential", "group_by_length", "batch_rebalance"],
+        },
+    )
+    ddp_timeout: int = field(default=86_400, metadata={"help": "Seconds that a process waits for others."})
+
+    def __post_init__(self) -> None:
+        on_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and (has_bf16_cpu() if on_cpu else has_bf16_gpu())
+        if on_cpu:
+            self.use_cpu = self.use_cpu or self.bf16  # transformers wants to be told so
+            self.dataloader_pin_memory = False
+        if getattr(self, "activation_checkpointing", False) is None:  # newer transformers warn of the name of TRL
+            self.activation_checkpointing = self.gradient_checkpointing
+        super().__post_init__()
+        if not self.prompt_loss >= 0:
+            raise ConfigurationError(f"`prompt_loss` must not be negative, got {self.prompt_loss!r}.")
+        unweighted = {
+            "packing": self.packing,
+            "padding_free": self.padding_free,
+            "loss_type": self.loss_type if self.loss_type != "nll" else None,
+            "label_smoothing_factor": self.label_smoothing_factor,
+        }
+        set_ones = [name for name, value in unweighted.items() if value]
+        if self.is_weighted and set_ones:
+            raise ConfigurationError(
+                f"`{set_ones[0]}` knows no weight of prompts beside replies: leave it out, or set `prompt_loss` to 0 "
+                f"or 1, got {self.prompt_loss!r}."
+            )
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether labels alone cannot say what counts."""
+        return self.prompt_loss not in (0.0, 1.0)
+
+
+class ImitationTrainer(SFTTrainer):
+    """
+    TRL's SFT on demonstrated turns.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            As in [`~trl.SFTTrainer`].
+        args ([`ImitationConfig`]):
+            How.
+        demonstrations (`Sequence[Demonstration]`):
+            Turns to imitate. Those without a reply, or without a prompt, are refused.
+        kwargs:
+            Further arguments of [`~trl.SFTTrainer`]: `processing_class`, `peft_config`, `quantization_config`,
+            `callbacks`, ...
+
+    Raises:
+        ConfigurationError: there is nothing to imitate, or nothing to train; or `prompt_loss` between 0 and 1 meets
+            context or sequence parallelism.
+    """
+
+    args: ImitationConfig
+    model: Any
+    train_dataset: Any
+    processing_class: Any
+    _signature_columns: Any
+
+    def __init__(self, model: Any, args: ImitationConfig, demonstrations: Sequence[Demonstration], **kwargs: Any):
+        if not demonstrations:
+            raise ConfigurationError("There is no turn to imitate: no recorded episode is a verified success.")
+        super().__init__(model, args, train_dataset=_dataset(demonstrations, args.prompt_loss), **kwargs)
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ConfigurationError(
+                "No parameter of the model requires a gradient: there is nothing to train. An adapter is loaded for "
+                "training with `is_trainable=True`; other frozen weights need a `peft_config`."
+            )
+        self.model_accepts_loss_kwargs = True  # the loss is SFTTrainer's own: it counts a step's tokens for any model
+        if args.is_weighted:
+            parallelism = self.accelerator.parallelism_config
+            if parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
+                raise ConfigurationError(
+                    "Context and sequence parallelism share out tokens without their weights: set `prompt_loss` to 0 "
+                    f"or 1, got {args.prompt_loss!r}."
+                )
+            self.data_collator = _Weighted(self.data_collator, args.prompt_loss)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if _PROMPT_LENGTH not in self._signature_columns:
+            self._signature_columns.append(_PROMPT_LENGTH)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        args, whole = self.args, self.train_dataset  # what is given lacks the columns that no forward needs
+        if args.train_sampling_strategy != "group_by_length" or _PROMPT_LENGTH not in whole.column_names:
+            return super()._get_train_sampler(train_dataset)
+        batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return SimilarLengths(list(whole[_PROMPT_LENGTH]), batch_size, seed, lambda: int(self.state.epoch or 0))
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: Any) -> Any:
+        """What the losses of an optimizer step are divided by: the sum of its weights, of all processes."""
+        if not (batch_samples and _WEIGHTS in batch_samples[0]):
+            return super()._get_num_items_in_batch(batch_samples, device)
+        total = torch.stack([batch[_WEIGHTS].sum() for batch in batch_samples]).sum().to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            total = self.accelerator.gather(total).sum() / self.get_tp_size()
+        return total
+
+    def compute_loss(
+        self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        weights = inputs.pop(_WEIGHTS, None)
+        if weights is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+        def weighted(**arguments: Any) -> Any:
+            outputs = model(**arguments)
+            if "log_probs" in outputs:
+                # Where nothing counted the step (an evaluation), TRL divides by the number of labels.
+                scale = 1 if num_items_in_batch is not None else outputs.label_mask.sum() / weights.sum()
+                outputs.log_probs = outputs.log_probs * weights * scale
+            return outputs
+
+        return super().compute_loss(weighted, inputs, return_outputs, num_items_in_batch)
+
+    def save_merged(self, folder: str | os.PathLike) -> bool:
+        """Save model and tokenizer as a model folder, a LoRA merged into the weights; to be called by every process.
+
+        Returns:
+            `bool`: False where an adapter was saved as one: on quantized weights, or on sharded ones.
+        """
+        is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        is_adapter = is_peft_model(self.model)
+        if is_sharded or (is_adapter and getattr(self.model, "is_quantized", False)):
+            self.save_model(str(folder))
+            return not is_adapter
+        if self.args.should_save:
+            model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            (model.merge_and_unload() if is_adapter else model).save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
+        return True
+
+
+_PROMPT_LENGTH, _WEIGHTS = "prompt_length", "loss_weights"
+_IGNORED = -100
+
+
+def _dataset(demonstrations: Sequence[Demonstration], prompt_loss: float) -> Dataset:
+    columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", _PROMPT_LENGTH)}
+    for one in demonstrations:
+        if not (one.prompt_ids and one.reply_ids):
+            raise ConfigurationError(f"A demonstration needs tokens of a prompt and of a reply, got {one}.")
+        ids = one.prompt_ids + one.reply_ids
+        ignored = (_IGNORED,) * len(one.prompt_ids)
+        columns["input_ids"].append(ids)
+        columns["labels"].append(ids if prompt_loss else ignored + one.reply_ids)
+        columns[_PROMPT_LENGTH].append(len(one.prompt_ids))
+    ids_of = List(Value("int32"))
+    kinds = Features({"input_ids": ids_of, "labels": ids_of, _PROMPT_LENGTH: Value("int32")})
+    return Dataset.from_dict(columns, features=kinds)
 
 
 @dataclass(frozen=True)
-class Imitation:
-    """How demonstrations are learned.
+class _Weighted:
+    """A collator whose batches say, too, how much each predicted token counts: `loss_weights` [B, L - 1]."""
+
+    collator: Callable[[list], dict]
+    prompt_loss: float
+
+    def __call__(self, examples: list[Mapping[str, Any]]) -> dict[str, Any]:
+        batch = self.collator([{key: one[key] for key in ("input_ids", "labels")} for one in examples])
+        labels = batch["labels"]
+        starts = torch.tensor([one[_PROMPT_LENGTH] for one in examples]).unsqueeze(1)
+        is_prompt = torch.arange(labels.shape[1]) < starts
+        weights = torch.where(is_prompt, self.prompt_loss, 1.0).masked_fill(labels == _IGNORED, 0.0)
+        return {**batch, _WEIGHTS: weights[:, 1:]}
+
+
+class SimilarLengths(Sampler):
+    """Random batches of rows of similar length; what does not fill a batch comes last.
+
+    The order depends on the seed, the epoch and the size of an optimizer step alone: a resumed run goes on with it,
+    and it is the same for any number of processes and micro-batches that share a step.
 
     Args:
-        num_steps (`int`), batch_size (`int`, *optional*, defaults to `32`):
-            Optimizer steps and turns in each; fewer turns than `batch_size` are all taken at every step.
-        learning_rate (`float`, *optional*, defaults to `1e-5`):
-            AdamW, linear decay to 0.
-        prompt_loss (`float`, *optional*, defaults to `0.0`):
-            Weight of the language-model loss on prompts, beside 1.0 on replies.
-        seed (`int`, *optional*, defaults to `0`):
-            Order of the turns.
-        micro_batch_tokens (`int`, *optional*):
-            Bound on rows x longest row of one forward; the gradients of a step are those of the whole batch. If
-            `None`, a batch is one forward.
-
-    Raises:
-        ConfigurationError: a number is out of its range.
+        lengths (`Sequence[int]`):
+            Of each row.
+        batch_size (`int`):
+            Rows of an optimizer step, over all processes.
+        seed (`int`):
+            Decides the order.
+        epoch (`Callable`):
+            The epoch that is about to be drawn, from 0.
     """
 
-    num_steps: int
-    batch_size: int = 32
-    learning_rate: float = 1e-5
-    prompt_loss: float = 0.0
-    seed: int = 0
-    micro_batch_tokens: int | None = None
+    pool = 8
+    """Batches that are drawn together and sorted: blocks make some prompts three times as long as others."""
 
-    def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "learning_rate", "micro_batch_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"`{name}` must be positive, got {value!r}.")
-        if not self.prompt_loss >= 0:
-            raise ConfigurationError(f"`prompt_loss` must not be negative, got {self.prompt_loss!r}.")
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, epoch: Callable[[], int]):
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
 
+    def __len__(self) -> int:
+        return len(self.lengths)
 
-def imitate(
-    model: Any,
-    data: Sequence[Demonstration],
-    settings: Imitation,
-    pad_token_id: int,
-    on_step: Callable[[int, float], None] | None = None,
-) -> Any:
-    """`model` after imitating `data`, in eval mode; its parameters that require gradients are trained in place.
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(self.seed)
+        for _ in range(self.epoch()):
+            self._drawn(rng)
+        return iter(self._drawn(rng))
 
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            On its device. In bfloat16 where the hardware multiplies it, with weights of the type that they have.
-        data (`Sequence[Demonstration]`):
-            Turns to imitate.
-        settings (`Imitation`):
-            How.
-        pad_token_id (`int`):
-            Fills rows; it is masked.
-        on_step (`Callable`, *optional*):
-            Called with (step, loss) after each step.
-
-    Raises:
-        ConfigurationError: there is nothing to imitate.
-    """
-    import torch
-
-    from ..config import has_bf16_cpu, has_bf16_gpu
-
-    if not data:
-        raise ConfigurationError("There is no turn to imitate: no recorded episode is a verified success.")
-    rng = random.Random(settings.seed)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    device = next(iter(trained)).device.type
-    has_bf16 = has_bf16_cpu() if device == "cpu" else has_bf16_gpu()
-    optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.num_steps)
-    model.train()
-    batch_size = min(settings.batch_size, len(data))
-    batches: list[list[int]] = []
-    for step in range(settings.num_steps):
-        if not batches:
-            batches = _batches([len(one.prompt_ids) for one in data], batch_size, rng)
-        batch = [data[place] for place in batches.pop()]
-        parts = [
-            _Rows(rows, settings.prompt_loss, pad_token_id, trained[0].device) for rows in _parts(batch, settings)
-        ]
-        total = sum(part.weights[:, 1:].sum() for part in parts)
-        value = 0.0
-        for part in parts:
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=has_bf16):
-                loss = part.weighted_losses(model).sum() / total
-            loss.backward()
-            value += loss.item()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        if on_step is not None:
-            on_step(step + 1, value)
-    return model.eval()
-
-
-_POOL = 8
-"""Batches that are drawn together and sorted by length: blocks make some prompts three times as long as others."""
-
-
-def _batches(lengths: list[int], batch_size: int, rng: random.Random) -> list[list[int]]:
-    """One pass over the data in random batches of rows of similar length; what does not fill a batch is left out."""
-    order = rng.sample(range(len(lengths)), len(lengths))
-    batches = []
-    for start in range(0, len(order), _POOL * batch_size):
-        pool = sorted(order[start : start + _POOL * batch_size], key=lengths.__getitem__)
-        batches += [pool[k : k + batch_size] for k in range(0, len(pool) - batch_size + 1, batch_size)]
-    rng.shuffle(batches)
-    return batches
-
-
-def _parts(batch: Sequence[Demonstration], settings: Imitation) -> Iterator[Sequence[Demonstration]]:
-    """The batch in forwards of at most `micro_batch_tokens`, a row that is longer by itself alone."""
-    part: list[Demonstration] = []
-    width = 0
-    for one in batch:
-        length = len(one.prompt_ids) + len(one.reply_ids)
-        limit = settings.micro_batch_tokens
-        if part and limit is not None and max(width, length) * (len(part) + 1) > limit:
-            yield part
-            part, width = [], 0
-        part.append(one)
-        width = max(width, length)
-    yield part
-
-
-class _Rows:
-    """Demonstrations as tensors [B, L]: ids, mask (1 = token of the row) and the weight of each token's loss."""
-
-    def __init__(self, batch: Sequence[Demonstration], prompt_loss: float, pad_token_id: int, device: Any):
-        import torch
-
-        width = max(len(one.prompt_ids) + len(one.reply_ids) for one in batch)
-        ids = torch.full((len(batch), width), pad_token_id)
-        weights, mask = torch.zeros(len(batch), width), torch.zeros(len(batch), width, dtype=torch.long)
-        for row, one in enumerate(batch):
-            start, end = len(one.prompt_ids), len(one.prompt_ids) + len(one.reply_ids)
-            ids[row, :end] = torch.tensor(one.prompt_ids + one.reply_ids)
-            mask[row, :end] = 1
-            weights[row, 1:start] = prompt_loss
-            weights[row, start:end] = 1.0
-        self.ids, self.mask, self.weights = ids.to(device), mask.to(device), weights.to(device)
-
-    def weighted_losses(self, model: Any) -> Any:
-        """The loss of each token but the first, times its weight [B, L - 1]."""
-        import torch
-
-        logits = model(input_ids=self.ids, attention_mask=self.mask).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1), self.ids[:, 1:].flatten(), reduction="none"
-        ).view(len(self.ids), -1)
-        return losses * self.weights[:, 1:]
+    def _drawn(self, rng: random.Random) -> list[int]:
+        size, rest = self.batch_size, []
+        order = rng.sample(range(len(self.lengths)), len(self.lengths))
+        batches = []
+        for start in range(0, len(order), self.pool * size):
+            drawn = sorted(order[start : start + self.pool * size], key=self.lengths.__getitem__)
+            whole = len(drawn) - len(drawn) % size
+            batches += [drawn[k : k + size] for k in range(0, whole, size)]
+            rest = drawn[whole:]
+        rng.shuffle(batches)
+        # From the end, in which order the quickstart's recipe has always been learned.
+        return [row for batch in [*reversed(batches), rest] for row in batch]

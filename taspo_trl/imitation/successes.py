@@ -20,8 +20,8 @@ from ..rollout.tasks import EpisodeSpec
 from ..rollout.templates import ChatRenderer
 from ..rows import insert_block
 from ..types import FinishReason, Trajectory
+from .demonstration import Demonstration
 from .hints import WHOLE, Step, drawn, solution_text
-from .learning import Demonstration
 from .players import PlayerEngine, RecordedReplies
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from ..environments.household import HouseholdEnvironment, SearchingOracle
 from ..environments.household.oracle import plan
 from ..guidance.block import Composer
+from ..imitation.demonstration import Demonstration
 from ..imitation.hints import PER_TURN, WHOLE, Step, consequence_text, drawn, solution_text, verdict_text
-from ..imitation.learning import Demonstration
 from ..rollout.contexts import ChatRenderer, EpisodeView, PastTurn, WindowContext
 from ..rows import insert_block
 

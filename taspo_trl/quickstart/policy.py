@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..imitation.learning import Imitation, imitate
+from ..imitation.learning import ImitationConfig, ImitationTrainer
 from .demonstrations import DemonstrationSettings, demonstrations
 from .tokenizer import make_tokenizer
 
@@ -43,7 +43,7 @@ class WarmStart:
     demonstrations: DemonstrationSettings = field(default_factory=DemonstrationSettings)
 
 
-_RECIPE_VERSION = 3
+_RECIPE_VERSION = 4
 
 
 def tiny_policy(
@@ -67,8 +67,7 @@ def tiny_policy(
     folder = cached_folder(settings, cache_dir)
     if not (folder / "config.json").exists():
         tokenizer = make_tokenizer(settings.demonstrations.preset)
-        model = warm_started(new_model(tokenizer, settings), tokenizer, settings, on_step)
-        _save(model, tokenizer, folder)
+        _warm_start(new_model(tokenizer, settings), tokenizer, settings, folder, on_step)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), tokenizer
 
@@ -90,16 +89,19 @@ def warm_started_lora(
             As in [`tiny_policy`].
     """
     import torch
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    def loaded(source: str | Path) -> tuple[Any, Any]:
+        # Eager attention: its backward is faster on CPUs than the fused one.
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, attn_implementation="eager")
+        return model, AutoTokenizer.from_pretrained(source)
+
     folder = cached_folder(settings, cache_dir, Path(name).name)
-    is_cached = (folder / "config.json").exists()
-    source = folder if is_cached else name
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    # Eager attention: its backward is faster on CPUs than the fused one.
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, attn_implementation="eager")
-    if is_cached or settings.num_steps == 0:
+    if (folder / "config.json").exists():
+        return loaded(folder)
+    model, tokenizer = loaded(name)
+    if settings.num_steps == 0:
         return model, tokenizer
     layers = model.config.num_hidden_layers
     lora = LoraConfig(
@@ -108,10 +110,8 @@ def warm_started_lora(
         target_modules=["q_proj", "v_proj", "o_proj", "down_proj"],
         layers_to_transform=list(range(layers * 3 // 5, layers)),  # a shorter backward
     )
-    torch.manual_seed(settings.seed)
-    model = warm_started(get_peft_model(model, lora), tokenizer, settings, on_step).merge_and_unload()
-    _save(model, tokenizer, folder)
-    return model, tokenizer
+    _warm_start(model, tokenizer, settings, folder, on_step, peft_config=lora)
+    return loaded(folder)
 
 
 def cached_folder(settings: WarmStart, cache_dir: str | os.PathLike | None = None, name: str = "tiny") -> Path:
@@ -120,14 +120,6 @@ def cached_folder(settings: WarmStart, cache_dir: str | os.PathLike | None = Non
     digest = hashlib.blake2b(repr((_RECIPE_VERSION, asdict(settings))).encode(), digest_size=6).hexdigest()
     base.mkdir(parents=True, exist_ok=True)
     return base / f"{name}-policy-{digest}"
-
-
-def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)  # another process may have been faster; both made the same
-    os.replace(partial, folder)
 
 
 def new_model(tokenizer: Any, settings: WarmStart) -> Any:
@@ -152,16 +144,43 @@ def new_model(tokenizer: Any, settings: WarmStart) -> Any:
     return LlamaForCausalLM(config)
 
 
-def warm_started(
-    model: Any, tokenizer: Any, settings: WarmStart, on_step: Callable[[int, float], None] | None = None
-) -> Any:
-    """`model` after imitating the demonstrations."""
+def _warm_start(
+    model: Any,
+    tokenizer: Any,
+    settings: WarmStart,
+    folder: Path,
+    on_step: Callable[[int, float], None] | None,
+    **kwargs: Any,
+) -> None:
+    """Save `model` to `folder` after imitating the demonstrations; an adapter is merged."""
+    from transformers import PrinterCallback, TrainerCallback
+
+    class Steps(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if on_step is not None and "loss" in logs:
+                on_step(state.global_step, float(logs["loss"]))
+
     data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
-    imitation = Imitation(
-        num_steps=settings.num_steps,
-        batch_size=settings.batch_size,
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    args = ImitationConfig(
+        output_dir=str(partial),
+        max_steps=settings.num_steps,
+        per_device_train_batch_size=min(settings.batch_size, len(data)),
+        gradient_accumulation_steps=1,
+        dataloader_drop_last=True,
         learning_rate=settings.learning_rate,
         prompt_loss=settings.prompt_loss,
         seed=settings.seed,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        logging_steps=1,
+        disable_tqdm=True,
+        save_strategy="no",
+        report_to="none",
     )
-    return imitate(model, data, imitation, tokenizer.pad_token_id, on_step)
+    trainer = ImitationTrainer(model, args, data, processing_class=tokenizer, callbacks=[Steps()], **kwargs)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    trainer.save_merged(partial)
+    shutil.rmtree(folder, ignore_errors=True)  # another process may have been faster; both made the same
+    os.replace(partial, folder)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from taspo_trl.cli import main
 from taspo_trl.environments.household import solve
 from taspo_trl.imitation.recording import recorded_episodes
 from tests import tiny
 from tests.analyzer.endpoint import Endpoint, Reply
+from tests.launching import torchrun
 
 
-SMALL = ("--dataset-kwargs", "{preset: small, size: 4}", "--max-completion-length", "8", "--device", "cpu")
+SMALL = ("--dataset-kwargs", "{preset: small, size: 4}", "--max-completion-length", "8", "--use_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +42,14 @@ def test_an_oracle_s_episodes_become_a_model_once(model, tmp_path, capsys):
         f"model_name_or_path: {model}\nenvironment: household\ndataset_kwargs: {{preset: small, size: 4}}\n"
         "max_completion_length: 8\nhistory_length: 1\nlearning_rate: 1.0\n"
     )
-    options = ("--config", recipe, "-o", tmp_path / "out", "--player", "oracle", "--device", "cpu")
-    options += ("--steps", "3", "--lora-rank", "2", "--guided-share", "0.5")
+    options = ("--config", recipe, "-o", tmp_path / "out", "--player", "oracle", "--use_cpu", "--bf16", "false")
+    options += ("--max_steps", "3", "--save_steps", "2", "--use_peft", "--lora-r", "2", "--guided-share", "0.5")
     assert warm_start(*options) == 0
     said = capsys.readouterr().out
     assert "4 of 4 episodes are recorded" in said and "4 successes with" in said and "left out: none" in said
     summary = json.loads((tmp_path / "out/warm_start.json").read_text())
-    assert summary["imitation"]["num_steps"] == 3 and summary["turns"] == sum(len(solve(row)) for row in rows())
+    assert summary["turns"] == sum(len(solve(row)) for row in rows())
+    assert summary["imitation"]["num_steps"] == 3 and summary["imitation"]["learning_rate"] == 1e-4, "that of a LoRA"
     from transformers import AutoModelForCausalLM
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -51,6 +59,17 @@ def test_an_oracle_s_episodes_become_a_model_once(model, tmp_path, capsys):
     assert json.loads((tmp_path / "out/_warm_start/recording.json").read_text())["rollout"]["history_length"] == 1
     assert warm_start(*options) == 1
     assert "holds a model already" in capsys.readouterr().err
+
+    # A checkpoint is an adapter: it is merged, and trained on as a whole.
+    onward = ("--model", tmp_path / "out/checkpoint-2", "--from", tmp_path / "out/_warm_start", *SMALL)
+    assert warm_start(*onward, "-o", tmp_path / "onward", "--max_steps", "1", "--learning_rate", "1e-2") == 0
+    further = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "onward").named_parameters())
+    assert all(not further[name].equal(value) for name, value in before.items())
+    capsys.readouterr()
+    resuming = [*options[:3], tmp_path / "again", *options[4:], "--resume_from_checkpoint"]
+    assert warm_start(*resuming, tmp_path / "out/checkpoint-2") == 0
+    resumed = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "again").named_parameters())
+    assert all(value.equal(resumed[name]) for name, value in trained.named_parameters())
 
 
 def rows():
@@ -94,7 +113,7 @@ def test_a_chat_model_is_paid_once_for_each_turn(model, tmp_path, monkeypatch, c
     again = tmp_path / "again"
     copied = shutil.copytree(tmp_path / "out/_warm_start", tmp_path / "kept")
     assert len(recorded_episodes(copied)) == 4
-    assert warm_start("--model", model, "-o", again, "--from", copied, *SMALL, "--steps", "1") == 0
+    assert warm_start("--model", model, "-o", again, "--from", copied, *SMALL, "--max-steps", "1") == 0
     assert (again / "config.json").exists() and not (again / "_warm_start").exists()
 
 
@@ -107,4 +126,37 @@ def test_mistakes(model, tmp_path, capsys):
     assert "Nobody plays" in refused("--model", model)
     assert "cannot be imported" in refused("--model", model, "--player", "nowhere:nobody", *SMALL)
     assert "holds no episodes" in refused("--model", model, "--from", tmp_path / "none", *SMALL)
+    assert "it is `--use_peft --lora_r RANK`" in refused("--model", model, "--player", "oracle", "--lora-rank", "4")
+    assert "weighs prompts" in refused("--model", model, "--player", "oracle", "--completion_only_loss", "true")
+    assert "Did you mean `max_steps`" in refused("--model", model, "--player", "oracle", "--max-stepz", "4")
+    assert "invalid choice" in refused("--model", model, "--player", "oracle", "--lr-scheduler-type", "steep")
     assert "must begin with a provider" in refused("--model", model, "--player", "gpt", *SMALL)
+
+
+def test_two_processes_learn_what_one_does(model, tmp_path):
+    """The first one plays, both learn; a step of theirs is a step of one process with twice as many forwards."""
+    options = ["--model", model, "--player", "oracle", *SMALL, "--bf16", "false", "--prompt_loss", "0.1"]
+    options += ["--max_steps", "2", "--learning_rate", "1e-2", "--per_device_train_batch_size", "3"]
+    root = Path(__file__).resolve().parents[2]
+    command = [
+        sys.executable,
+        *torchrun(2),
+        "-m",
+        "taspo_trl.cli",
+        "warm-start",
+        *options,
+        "-o",
+        str(tmp_path / "two"),
+    ]
+    command += ["--gradient_accumulation_steps", "1"]
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert warm_start(*options, "-o", tmp_path / "one", "--gradient_accumulation_steps", "2") == 0
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=1e-5), name
+    assert json.loads((tmp_path / "two/warm_start.json").read_text())["processes"] == 2
+    assert (tmp_path / "two/_warm_start/episodes.jsonl").read_text().count("\n") == 4

@@ -1,12 +1,15 @@
-"""What is learned of a demonstration: the replies, whatever the split into forwards."""
+"""What is learned of a demonstration: replies and, with a weight, prompts, whatever the split into forwards."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
 
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.imitation import Demonstration, Imitation, imitate
+from taspo_trl.imitation import Demonstration, ImitationConfig, ImitationTrainer
+from taspo_trl.imitation.learning import SimilarLengths
 from tests import tiny
 
 
@@ -15,50 +18,107 @@ DATA = [
     Demonstration((5, 6), (11,)),
     Demonstration((12, 13, 14, 15, 16, 17), (18, 19, 20)),
 ]
+MANY = [Demonstration(tuple(range(5, 7 + k % 5)), (20 + k, 30 + k)) for k in range(10)]
 
 
-@pytest.fixture(autouse=True)
-def in_float32(monkeypatch):
-    """Numbers that can be compared, also where the machine multiplies bfloat16."""
-    monkeypatch.setattr("taspo_trl.config.has_bf16_cpu", lambda: False)
+def trainer(folder, data=DATA, model=None, peft_config=None, **values):
+    defaults = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "use_cpu": True, "bf16": False}
+    silent = {"logging_steps": 1, "disable_tqdm": True, "save_strategy": "no", "report_to": "none", "max_steps": 1}
+    args = ImitationConfig(str(folder), **{**defaults, **silent, **values})
+    return ImitationTrainer(
+        model or tiny.model(), args, data, processing_class=tiny.tokenizer(), peft_config=peft_config
+    )
 
 
-def after_one_step(**values):
-    model, losses = tiny.model(), []
-    imitate(model, DATA, Imitation(1, **values), 0, lambda step, loss: losses.append(loss))
-    return losses, [parameter.detach() for parameter in model.parameters()]
+def trained(folder, data=DATA, resume=None, **values):
+    """(losses of the steps, parameters)."""
+    made = trainer(folder, data, **values)
+    made.train(resume_from_checkpoint=resume)
+    losses = [one["loss"] for one in made.state.log_history if "loss" in one]
+    return losses, {name: value.detach().clone() for name, value in made.model.named_parameters()}
 
 
-def test_the_loss_is_that_of_replies_under_their_whole_prompts():
-    losses, _ = after_one_step()
-    model, found = tiny.model(), []
+def reference(prompt_loss):
+    """The loss in float64, one row and one token after the other."""
+    model, total, weights = tiny.model(dtype=torch.float64), 0.0, 0.0
     for one in DATA:
         ids = torch.tensor([one.prompt_ids + one.reply_ids])
-        logps = model(input_ids=ids).logits.float().log_softmax(-1)[0]
-        found += [-logps[k - 1, ids[0, k]].item() for k in range(len(one.prompt_ids), ids.shape[1])]
-    assert losses == pytest.approx([sum(found) / len(found)], rel=1e-6) and len(found) == 6
-    assert after_one_step(prompt_loss=1.0)[0] != losses
+        logps = model(input_ids=ids).logits.log_softmax(-1)[0]
+        for k in range(1, ids.shape[1]):
+            weight = 1.0 if k >= len(one.prompt_ids) else prompt_loss
+            total -= weight * logps[k - 1, ids[0, k]].item()
+            weights += weight
+    return total / weights
 
 
-def test_forwards_of_few_tokens_learn_the_same():
-    whole, parts = after_one_step(), after_one_step(micro_batch_tokens=9)
+@pytest.mark.parametrize("prompt_loss", [0.0, 0.1, 1.0])
+def test_the_loss_is_that_of_replies_and_weighted_prompts_however_it_is_split(tmp_path, prompt_loss):
+    options = {"prompt_loss": prompt_loss, "train_sampling_strategy": "sequential"}
+    whole = trained(tmp_path, per_device_train_batch_size=3, **options)
+    assert whole[0] == pytest.approx([reference(prompt_loss)], rel=1e-6)
+    parts = trained(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=3, **options)
     assert parts[0] == pytest.approx(whole[0], rel=1e-6)
-    for one, other in zip(whole[1], parts[1], strict=True):
-        assert torch.allclose(one, other, atol=2e-6), "AdamW moves by the learning rate, 1e-5, at the first step"
+    for name, value in whole[1].items():
+        assert torch.allclose(value, parts[1][name], atol=2e-6), "AdamW moves by the learning rate, 1e-5, at first"
 
 
-def test_a_demonstration_is_learned_by_heart():
-    model, losses = tiny.model(), []
-    imitate(model, DATA, Imitation(60, learning_rate=3e-2), 0, lambda step, loss: losses.append(loss))
-    assert losses[-1] < 0.1 < losses[0] and not model.training
+def test_an_evaluation_weighs_prompts_as_training_does(tmp_path):
+    made = trainer(tmp_path, prompt_loss=0.1, per_device_eval_batch_size=3)
+    found = made.evaluate(made.train_dataset)["eval_loss"]
+    assert found == pytest.approx(reference(0.1), rel=1e-6)
+
+
+def test_a_demonstration_is_learned_by_heart(tmp_path):
+    made = trainer(tmp_path, max_steps=40, learning_rate=3e-2)
+    made.train()
+    made.save_merged(tmp_path / "saved")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     for one in DATA:
         greedy = model(input_ids=torch.tensor([one.prompt_ids + one.reply_ids])).logits[0].argmax(-1)
         assert tuple(greedy[len(one.prompt_ids) - 1 : -1].tolist()) == one.reply_ids
 
 
-def test_refusals():
+def test_the_seed_decides_the_order_and_a_resumed_run_goes_on_with_it(tmp_path):
+    """Five steps of four rows are more than one pass over ten; the fourth step is in the second one."""
+    options = {"data": MANY, "max_steps": 5, "per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    options |= {"prompt_loss": 0.1, "save_steps": 4}
+    whole = trained(tmp_path / "whole", save_strategy="steps", **options)
+    resumed = trained(tmp_path / "again", resume=str(tmp_path / "whole/checkpoint-4"), **options)
+    assert whole[0] == resumed[0] and len(whole[0]) == 5
+    assert all(value.equal(resumed[1][name]) for name, value in whole[1].items())
+    assert whole[0] != trained(tmp_path / "other", seed=1, **options)[0]
+
+
+def test_every_pass_takes_each_row_once_in_batches_of_similar_length():
+    lengths = [1, 9, 2, 8, 3, 7, 4, 6, 5, 5, 1]
+    epochs = [list(SimilarLengths(lengths, 2, 0, lambda epoch=epoch: epoch)) for epoch in (0, 0, 1)]
+    assert epochs[0] == epochs[1] != epochs[2]
+    for rows in epochs:
+        assert sorted(rows) == list(range(11))
+        assert all(abs(lengths[a] - lengths[b]) <= 2 for a, b in zip(rows[0:10:2], rows[1:10:2], strict=True))
+
+
+def test_a_lora_alone_is_trained_and_merged(tmp_path):
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    made = trainer(tmp_path, peft_config=lora, max_steps=2, learning_rate=1e-2)
+    moving = {name for name, value in made.model.named_parameters() if value.requires_grad}
+    assert moving and all("lora_" in name for name in moving)
+    made.train()
+    assert made.save_merged(tmp_path / "saved")
+    before = dict(tiny.model().named_parameters())
+    after = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
+    moved = {name for name, value in after.items() if not value.equal(before[name])}
+    assert moved and all("proj" in name for name in moved)
+
+
+def test_refusals(tmp_path):
     with pytest.raises(ConfigurationError, match="no turn to imitate"):
-        imitate(tiny.model(), [], Imitation(1), 0)
-    for values in ({"num_steps": 0}, {"num_steps": 1, "batch_size": 0}, {"num_steps": 1, "prompt_loss": -1.0}):
-        with pytest.raises(ConfigurationError, match=r"must (be positive|not be negative), got"):
-            Imitation(**values)
+        trainer(tmp_path, [])
+    with pytest.raises(ConfigurationError, match="nothing to train"):
+        trainer(tmp_path, model=tiny.model().requires_grad_(False))
+    with pytest.raises(ConfigurationError, match="needs tokens of a prompt and of a reply"):
+        trainer(tmp_path, [Demonstration((), (3,))])
+    with pytest.raises(ConfigurationError, match=r"`prompt_loss` must not be negative, got -1\.0"):
+        trainer(tmp_path, prompt_loss=-1.0)
+    with pytest.raises(ConfigurationError, match=r"`loss_type` knows no weight.*got 0\.5"):
+        trainer(tmp_path, prompt_loss=0.5, loss_type="dft")
