@@ -80,6 +80,10 @@ class AgentOPSD:
         width = self.share * self.reach
         return Guarantees(bounds=(1.0 - width, 1.0 + width))
 
+    def reads_scores(self, batch: Batch) -> bool:
+        """Whether lambda_n is not 0."""
+        return share_at(batch, self.share, self.zero_at) != 0.0
+
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         """A~_itk, one weight for each turn."""
         share = share_at(batch, self.share, self.zero_at)

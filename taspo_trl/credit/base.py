@@ -251,7 +251,11 @@ class AdvantageRule(Protocol):
 
 
 class WeightRule(Protocol):
-    """(b) What each sampled token carries."""
+    """(b) What each sampled token carries.
+
+    A rule with a schedule may also have `reads_scores(batch)`: whether scores change anything at the batch's step.
+    Where they do not, nothing is scored.
+    """
 
     @property
     def needs(self) -> Needs: ...

@@ -95,9 +95,16 @@ class HTA:
         own = self.outside == "turn"  # A^seq may have another sign than A*_t, and need not be 0 beside it
         return Guarantees(keeps_sign=own, mean_one="each_action", identity_at_zero=own, flat_is_zero=own)
 
+    def reads_scores(self, batch: Batch) -> bool:
+        """Whether eta is not 0."""
+        return self._eta(batch) != 0.0
+
+    def _eta(self, batch: Batch) -> float:
+        return 0.0 if batch.step < self.warmup else base.share_at(batch, self.share, self.zero_at, counted_from=1)
+
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         """A~_itk."""
-        eta = 0.0 if batch.step < self.warmup else base.share_at(batch, self.share, self.zero_at, counted_from=1)
+        eta = self._eta(batch)
         tokens, weights, supports, fallbacks = list[Ragged](), list[Ragged](), [], []
         for t, row in zip(batch.trajectories, advantages, strict=True):
             shifts = [batch.span_shifts(t, u, self.block, turn.action_mask) for u, turn in enumerate(t.turns)]

@@ -61,6 +61,10 @@ class RLSD:
         reach = self.share * self.clip
         return Guarantees(bounds=(1.0 - reach, 1.0 + reach))
 
+    def reads_scores(self, batch: Batch) -> bool:
+        """Whether lambda_n is not 0."""
+        return share_at(batch, self.share, self.zero_at) != 0.0
+
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         """A~_itk; a turn without a usable score of the block keeps A_it."""
 

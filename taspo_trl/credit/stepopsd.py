@@ -76,6 +76,10 @@ class StepOPSD:
         low, high = 1.0 - self.share * self.clip, 1.0 + self.share * self.clip
         return Guarantees(bounds=(low * _LEAST, high * _MOST) if self.normalise else (low, high))
 
+    def reads_scores(self, batch: Batch) -> bool:
+        """Whether lambda_n is not 0."""
+        return share_at(batch, self.share, self.zero_at) != 0.0
+
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         """A~_itk."""
         weighed = weigh_tokens(

@@ -64,6 +64,17 @@ class Recipe:
         parts = [self.advantage.needs, self.weight.needs]
         return combined(*parts, *([self.distill.needs] if self.distill is not None else []))
 
+    def reads_scores(self, batch: Batch) -> bool:
+        """Whether scores change any credit of a batch; where a schedule has ended, or not begun, they do not.
+
+        Args:
+            batch (`Batch`):
+                Only its step and the run's length are looked at.
+        """
+        asks = getattr(self.weight, "reads_scores", None)
+        of_weight = self.weight.needs.scope != "none" and (asks is None or asks(batch))
+        return self.advantage.needs.scope != "none" or of_weight
+
     @property
     def contexts(self) -> tuple[str, ...]:
         """The privileged contexts that make the blocks of `needs`, by their names in `guidance`."""

@@ -285,7 +285,7 @@ class ExperienceMaker:
 
     def _ride(self, batch: Batch, plan: UpdatePlan, arrival: _Arrival) -> Ride | None:
         """Scoring on the way of log pi_old, where the policy itself plays the guided branch."""
-        if self.settings.recipe.rule_needs.scope == "none" or self.teacher is not None:
+        if self.teacher is not None or not self.settings.recipe.reads_scores(batch):
             return None
 
         def ask() -> PairPlan | None:
@@ -303,7 +303,7 @@ class ExperienceMaker:
     def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch, ride: Ride | None) -> Batch:
         """The batch with the log-probabilities that the method needs."""
         scores: dict[TurnKey, ReplyScore] = {}
-        if self.settings.recipe.rule_needs.scope != "none":
+        if self.settings.recipe.reads_scores(batch):
             pairs = self._pairs(batch, plan, guided)
             logps = {} if ride is None else ride.scored()
             rest = [k for k in range(len(pairs.pairs)) if k not in logps]

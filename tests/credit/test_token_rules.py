@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taspo_trl.credit.agentopsd import AgentOPSD
+from taspo_trl.credit.base import Needs
+from taspo_trl.credit.factor import HTA
+from taspo_trl.credit.grpo import GRPO
 from taspo_trl.credit.opid import OPID
 from taspo_trl.credit.rlsd import RLSD
 from taspo_trl.credit.serl import SERL, inside_the_tags
 from taspo_trl.credit.stepopsd import StepOPSD
+from taspo_trl.methods import Recipe
 from tests.credit import scored
 from tests.credit.scored import Episode, Reply
 
@@ -71,6 +76,28 @@ def test_without_a_share_it_is_grpo_to_the_last_bit(rule):
     weighed = rule(batch, rows)
     assert weighed.advantages == [[[0.865875, 0.865875]]]
     assert weighed.fallbacks == ["zero_share"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [RLSD(zero_at=5), SERL(zero_at=5), StepOPSD(zero_at=5), AgentOPSD(zero_at=5), HTA(zero_at=6), HTA(warmup=6)],
+    ids=repr,
+)
+def test_scores_without_a_share_need_not_be_there(rule):
+    block = rule.needs.blocks[0]
+    batch, rows = scored.one_group(block, 0.865875, [3.0, -1.0], [2.0], step=5)
+    unscored = dataclasses.replace(batch, scores={})
+    recipe = Recipe("test", weight=rule)
+    assert not recipe.reads_scores(batch) and batch.scores
+    assert rule(unscored, rows).advantages == rule(batch, rows).advantages
+    assert rule(unscored, rows).fallbacks == ["zero_share"]
+    before = dataclasses.replace(batch, step=4)
+    assert recipe.reads_scores(before) == (not isinstance(rule, HTA))
+    assert dataclasses.replace(recipe, advantage=Scored()).reads_scores(batch), "another rule reads them"
+
+
+class Scored(GRPO):
+    needs = Needs(("random_success",), "action")
 
 
 def test_rlsd_may_weigh_blame_only():

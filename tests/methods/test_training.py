@@ -133,6 +133,19 @@ def test_a_method_trains_evaluates_and_leaves_records_and_a_card(tmp_path, name,
         assert f"method_options: {option}" in card
 
 
+def test_nothing_is_scored_where_a_schedule_has_ended(tmp_path, forwards):
+    made = new_trainer(tmp_path, "serl", method_options={"zero_at": 1})
+    forwards.clear()
+    made.train()
+    first, second = ([one for one in read_records(tmp_path / "_trajectories") if one.rollout == k] for k in (0, 1))
+    assert forwards["scoring"] == EXACTLY["serl"] * sum(len(record.trajectory.turns) for record in first)
+    assert any(record.credit.scores for record in first) and not any(record.credit.scores for record in second)
+    entries = [entry for entry in made.state.log_history if "loss" in entry]
+    assert [entry.get("credit/fallback/zero_share", 0.0) for entry in entries] == [0.0, len(second)]
+    assert entries[1]["credit/weighted_share"] == 0.0
+    made.close()
+
+
 def test_a_broken_promise_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("taspo_trl.credit.rlsd.tilt", lambda shift, advantage, clip: 3.0)
     made = new_trainer(tmp_path, "rlsd")
