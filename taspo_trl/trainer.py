@@ -690,6 +690,7 @@ class TASPOTrainer(GRPOTrainer):
         return UpdateLayout(
             num_steps=max(1, self.args.steps_per_generation // self.args.gradient_accumulation_steps),
             num_micro_steps=self._planned_micro_steps,
+            num_iterations=self.num_iterations,
             # On-policy only where the rollout batch ends inside the optimizer step that it begins in.
             is_off_policy=self.args.gradient_accumulation_steps % self._micro_steps_per_rollout != 0,
         )

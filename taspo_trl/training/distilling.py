@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..loss.batches import LossRow
@@ -50,15 +50,22 @@ class Distilling:
         loss_rows: Mapping[int, LossRow],
         trajectories: Mapping[str, Trajectory],
         guidance: Mapping[str, Guidance],
+        updates: Iterable[int],
     ) -> tuple[dict[int, LossRow], dict[TurnKey, float]]:
         """The rows of this process with the teacher's columns and m_k; and m_k by turn, of the whole batch.
+
+        Where the term's share is 0 in all updates the teacher is not asked, and every m_k is 0.
 
         Args:
             plan (`UpdatePlan`), loss_rows (`Mapping[int, LossRow]`):
                 The planned batch, and this process's rows of it.
             trajectories (`Mapping[str, Trajectory]`), guidance (`Mapping[str, Guidance]`):
                 By uid.
+            updates (`Iterable[int]`):
+                n of the updates that the batch feeds.
         """
+        if all(self.term.share(n) == 0 for n in updates):
+            return dict(loss_rows), {}
         needs = self.term.needs
         scope = ScoreScope(("",) if needs.plain_only else needs.blocks, "reply")
         mine = sorted(loss_rows)

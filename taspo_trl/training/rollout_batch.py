@@ -54,13 +54,20 @@ class UpdateLayout:
     Args:
         num_steps (`int`), num_micro_steps (`int`):
             Optimizer steps that one rollout batch feeds, and micro-steps that it feeds in each.
+        num_iterations (`int`, *optional*, defaults to `1`):
+            How often each of them is made.
         is_off_policy (`bool`, *optional*, defaults to `False`):
             Whether the policy changes while the batch is used, so that log pi_old is needed.
     """
 
     num_steps: int
     num_micro_steps: int
+    num_iterations: int = 1
     is_off_policy: bool = False
+
+    def updates(self, step: int) -> range:
+        """n of the updates that a batch feeds which is made after `step` of them."""
+        return range(step, step + self.num_steps * self.num_iterations)
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,9 @@ class ExperienceMaker:
                 credits = assigned.credits
                 if self.distilling is not None:
                     by_uid = {t.uid: t for t in trajectories}
-                    loss_rows, coefficients = self.distilling.rows(plan, loss_rows, by_uid, guided.guidance)
+                    loss_rows, coefficients = self.distilling.rows(
+                        plan, loss_rows, by_uid, guided.guidance, layout.updates(step)
+                    )
                     credits = _with_coefficients(credits, trajectories, coefficients)
             seconds["time/scoring"] += ride.seconds if ride else 0.0
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -82,10 +83,28 @@ def test_share_of_zero_is_grpo_to_the_bit(tmp_path, monkeypatch):
     ):
         # With beta every trajectory keeps its rows in both, so that both deal the same ones.
         made = new_trainer(tmp_path / name, monkeypatch, recipe, beta=1e-9)
+        if recipe.distill is not None:
+            monkeypatch.setattr(type(made.experience_maker.teacher), "score", None)  # which is not asked
         made.train()
         finals.append(tiny.parameters(made))
         made.close()
     assert all(torch.equal(value, finals[1][name]) for name, value in finals[0].items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(SDAR):
+    """Its share begins with the second update."""
+
+    def share(self, step):
+        return self.weight if step >= 1 else 0.0
+
+
+def test_a_share_that_begins_inside_a_batch_is_scored(tmp_path, monkeypatch):
+    made = new_trainer(tmp_path, monkeypatch, Recipe("test", distill=Late(block=BLOCK)), num_iterations=2, max_steps=2)
+    made.train()
+    losses = [entry["distill/loss"] for entry in made.state.log_history if "distill/loss" in entry]
+    assert losses[0] == 0.0 != losses[1]
+    made.close()
 
 
 def test_teacher_that_is_the_student_teaches_nothing(tmp_path, monkeypatch):
