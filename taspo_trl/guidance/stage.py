@@ -241,6 +241,25 @@ class GuidanceStage:
         """Uids of the trajectories for which guidance is being made or was made."""
         return {target.uid for work in self._work for target in work.targets}
 
+    def of_group(self, group: TrajectoryGroup) -> dict[str, Guidance] | None:
+        """The guidance of a submitted group's trajectories by uid, or None while it is not all there.
+
+        Takes nothing away: [`collect`] gives the same, and raises what went wrong. Not of constructions that need the
+        other groups.
+        """
+        work = next((one for one in self._work if one.group.group_id == group.group_id), None)
+        built: dict[str, Guidance] = {}
+        if work is not None:
+            if not work.is_queued.is_set() or not _is_good(work.prepared) or not all(map(_is_good, work.built)):
+                return None
+            built = {target.uid: one.result() for target, one in zip(work.targets, work.built, strict=True)}
+        return {t.uid: built[t.uid] if t.uid in built else self._results[t.uid] for t in group.trajectories}
+
+    @property
+    def time_budget(self) -> float | None:
+        """Seconds that a step waits for guidance at most; None = unlimited."""
+        return self._time_budget
+
     def is_done(self, timeout: float = 0.0) -> bool:
         """Whether [`collect`] would not wait, after `timeout` seconds or the time budget at most."""
         deadline = time.monotonic() + (timeout if self._time_budget is None else min(timeout, self._time_budget))
@@ -253,13 +272,17 @@ class GuidanceStage:
             for work in self._work
         )
 
-    def collect(self) -> GuidanceBatch:
+    def collect(self, waited: float = 0.0) -> GuidanceBatch:
         """Wait for all submitted groups, within the time budget.
 
         An exception in a construction is a bug, or an analyzer that cannot be used at all, and is raised here.
+
+        Args:
+            waited (`float`, *optional*, defaults to `0.0`):
+                Seconds of the time budget that the step has waited already.
         """
         waiting_since = time.monotonic()
-        deadline = None if self._time_budget is None else waiting_since + self._time_budget
+        deadline = None if self._time_budget is None else waiting_since + max(0.0, self._time_budget - waited)
         extractions: dict[str, Extraction] = {}
         try:
             if self._construction is not None and self._construction.needs_others:
@@ -332,6 +355,10 @@ class GuidanceStage:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.retire()
+
+
+def _is_good(future: Future) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _is_done(future: Future, deadline: float | None) -> bool:

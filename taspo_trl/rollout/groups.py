@@ -48,6 +48,13 @@ class GroupSink(Protocol):
         """Drop the batch's work: its rollout failed."""
 
 
+class IdleWork(GroupSink, Protocol):
+    """Work on finished groups that the thread of the rollout does where it would only wait."""
+
+    def work(self) -> float:
+        """As `meanwhile` of [`~taspo_trl.rollout.loop.play_episodes`]."""
+
+
 @dataclass(frozen=True)
 class Collector:
     """Plays rollout batches.
@@ -90,6 +97,7 @@ class Collector:
         rollout: int,
         reward_keywords: Mapping[str, Any] | None = None,
         on_episode_end: Callable[[Trajectory], None] | None = None,
+        idle_work: IdleWork | None = None,
     ) -> list[CollectedGroup]:
         """Play one group for each row.
 
@@ -104,6 +112,8 @@ class Collector:
                 Further keywords of the user's reward functions, for example `trainer_state`.
             on_episode_end (`Callable`, *optional*):
                 Called with each trajectory played here.
+            idle_work ([`IdleWork`], *optional*):
+                Gets each finished group after `guidance`, those that straddle processes included.
 
         Returns:
             `list[CollectedGroup]`: all groups in the order of `rows`, on every process.
@@ -120,9 +130,15 @@ class Collector:
 
         instances: dict[str, Any] | None = {} if self.rewards.want_environments else None
 
+        def finish(group: TrajectoryGroup, instances: Mapping[str, Any] | None = None) -> CollectedGroup:
+            one = self._finish(group, reward_keywords, instances)
+            if idle_work is not None:
+                idle_work.submit(one.group, one.centred)
+            return one
+
         def on_group_end(group: TrajectoryGroup) -> None:
             if len(group.trajectories) == self.num_generations:
-                finished.append(self._finish(group, reward_keywords, instances))
+                finished.append(finish(group, instances))
             else:
                 partial.append(group)
 
@@ -138,16 +154,17 @@ class Collector:
                     on_group_end=on_group_end,
                     on_episode_end=on_episode_end,
                     instances=instances,
+                    meanwhile=None if idle_work is None else idle_work.work,
                 )
             if self.num_processes > 1:
-                finished.extend(
-                    self._finish(group, reward_keywords) for group in self._my_straddling(self.gather(partial))
-                )
+                finished.extend(finish(group) for group in self._my_straddling(self.gather(partial)))
             order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}
             collected = sorted(self.gather(finished), key=lambda one: order[one.group.group_id])
             _raise_if_nothing_usable(collected)
         except BaseException:
             self.guidance.cancel()
+            if idle_work is not None:
+                idle_work.cancel()
             raise
         return collected
 

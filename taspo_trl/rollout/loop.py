@@ -8,6 +8,7 @@ Whatever goes wrong in one episode ends that episode, with its reason; the other
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ def play_episodes(
     on_episode_end: Callable[[Trajectory], None] | None = None,
     instances: dict[str, Any] | None = None,
     opening: Callable[[EpisodeSpec, str, Sequence[Message]], list[Message]] | None = None,
+    meanwhile: Callable[[], float] | None = None,
 ) -> list[Trajectory]:
     """Play all episodes to their ends.
 
@@ -75,12 +77,26 @@ def play_episodes(
         opening (`Callable`, *optional*):
             (episode, its family, messages) -> the messages of its first prompt, in window contexts of each prompt.
             What an evaluation agent puts in. If `None`, they stay as they are.
+        meanwhile (`Callable`, *optional*):
+            Called in this thread where it would only wait, for engines in other threads and for environments: does a
+            short piece of other work and returns 0, or the seconds until it is to be asked again; infinite = not
+            before another episode has ended. What it raises ends the rollout.
 
     Returns:
         `list[Trajectory]`: rewards are not yet filled in.
     """
     loop = _Loop(
-        specs, engine, pool, renderer, settings, max_in_flight, on_group_end, on_episode_end, instances, opening
+        specs,
+        engine,
+        pool,
+        renderer,
+        settings,
+        max_in_flight,
+        on_group_end,
+        on_episode_end,
+        instances,
+        opening,
+        meanwhile,
     )
     return loop.run()
 
@@ -98,6 +114,7 @@ class _Loop:
         on_episode_end: Callable[[Trajectory], None] | None,
         instances: dict[str, Any] | None,
         opening: Callable[[EpisodeSpec, str, Sequence[Message]], list[Message]] | None,
+        meanwhile: Callable[[], float] | None,
     ):
         self.specs = specs
         self.engine = engine
@@ -112,6 +129,7 @@ class _Loop:
         self.on_episode_end = on_episode_end
         self.instances = instances
         self.opening = opening
+        self.meanwhile = meanwhile
         self.resting: dict[str, dict[str, Worker]] = {}
         """Group -> uid -> the worker that waits for the group's end."""
         self.tokenizer = renderer.tokenizer
@@ -405,7 +423,7 @@ class _Loop:
         if self.stepped is None:
             if not self.waiting:
                 self.engine.flush()
-            self._handle_answers(self._seconds_to_deadline())
+            self._wait()
             return
         patience = max(0.0, self.patient_until - time.monotonic()) if self.waiting else 0.0
         if self._handle_answers(patience):
@@ -413,7 +431,13 @@ class _Loop:
         if patience and any(episode.generation is not None for episode, _, _ in self.waiting.values()):
             self.patience = self.patient_until = 0.0
         if not self.stepped.step():
-            self._handle_answers(self._seconds_to_deadline())
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for an answer, or do a piece of other work and take what has arrived in its time."""
+        again = self.meanwhile() if self.meanwhile is not None and self.answers.empty() else math.inf
+        limits = [one for one in (self._seconds_to_deadline(), again) if one is not None and one < math.inf]
+        self._handle_answers(min(limits, default=None))
 
     def _handle_answers(self, timeout: float | None) -> bool:
         """Take what has arrived, after waiting for a first answer; whether there was any."""

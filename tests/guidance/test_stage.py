@@ -419,3 +419,45 @@ def test_an_error_in_preparing_for_others_is_raised():
     with pytest.raises(RuntimeError, match="broken"):
         stage.collect()
     stage.close()
+
+
+# ---- one group's guidance before the batch's -----------------------------------------------------------------------
+
+
+def test_a_groups_guidance_is_there_as_soon_as_it_is_whole_and_stays(gate):
+    stage = GuidanceStage(Noted(on_build=lambda target: gate(target) if target.uid == "g1-k1" else None))
+    groups = [outcomes(1, 0, 0, group_id="g0"), outcomes(1, 0, 0, group_id="g1"), outcomes(0, 0, group_id="g2")]
+    for group in groups:
+        stage.submit(group)
+    assert eventually(lambda: stage.of_group(groups[0]))
+    early = stage.of_group(groups[0])
+    assert gate.entered.wait(10) and stage.of_group(groups[1]) is None
+    assert [one.abstain_reason for one in stage.of_group(groups[2]).values()] == ["zero_advantage"] * 2
+    gate.opened.set()
+    batch = stage.collect()
+    stage.close()
+    assert list(early) == ["g0-k0", "g0-k1", "g0-k2"] and early.items() <= batch.guidance.items()
+
+
+@pytest.mark.parametrize("construction", [Noted, Neighbourly])
+def test_a_group_that_failed_or_needs_the_others_has_no_guidance_before_them(construction):
+    def fail(group: TrajectoryGroup) -> None:
+        raise RuntimeError("broken")
+
+    stage = GuidanceStage(construction(on_prepare=fail if construction is Noted else None))
+    group = outcomes(1, 0)
+    stage.submit(group)
+    assert eventually(lambda: stage._work[0].prepared.done())
+    assert stage.of_group(group) is None
+    if construction is Noted:
+        with pytest.raises(RuntimeError, match="broken"):
+            stage.collect()
+    stage.close()
+
+
+def test_what_a_step_has_waited_counts_in_its_budget(gate):
+    stage = GuidanceStage(Noted(on_prepare=gate), time_budget=60.0)
+    stage.submit(outcomes(1, 0))
+    assert stage.collect(waited=59.9).guidance["g0-k1"].abstain_reason == "time_budget"
+    gate.opened.set()
+    stage.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -421,3 +422,29 @@ def test_instances_at_rest_are_closed_when_the_batch_breaks_off():
     with pytest.raises(RuntimeError, match="a bug of ours"):
         play(renderer, {0: act("win"), 1: act("go", "win")}, ledger=ledger, instances={}, on_episode_end=explode)
     assert ledger.counts["open"] == ledger.counts["close"] == 2
+
+
+def test_other_work_is_done_while_nothing_else_can_be(renderer):
+    """Of an engine in another thread: only between answers, and not again before the time that it asked for."""
+    policy = ScriptedPolicy(renderer.tokenizer, {k: act("go", "win") for k in range(2)})
+    policy.flush = lambda: None
+    asked = []
+
+    def meanwhile():
+        asked.append(len(policy._queue))
+        if len(policy._queue) < 2:
+            return 0.001  # an environment is still at it
+        if asked.count(2) % 3:
+            return 0.0
+        policy._answer()
+        return math.inf
+
+    played = play(renderer, None, specs=one_group(2), policy=policy, meanwhile=meanwhile)
+    assert [len(t.turns) for t in played] == [2, 2]
+    assert asked.count(2) == 6, "twice for each turn before it let the engine answer"
+
+    def broken():
+        raise RuntimeError("a bug of ours")
+
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        play(renderer, None, specs=one_group(2), policy=policy, meanwhile=broken)
