@@ -148,6 +148,13 @@ class TASPOConfig(GRPOConfig):
             one length; `micro_batch_tokens` then bounds their tokens. If `None`, where the model runs with flash
             attention, which computes each row by itself. `True` is right with other attention implementations too,
             whose block-diagonal mask costs more than the padding it saves.
+        score_during_rollout (`bool`, *optional*):
+            Whether groups that are finished and guided are scored, and their old and reference log-probabilities
+            computed, while other groups still play: where generation leaves the trainer's device idle. The numbers do
+            not depend on when that happens. They are computed group by group, so that old log-probabilities differ
+            from the update's own first ones by rounding. If `None`, with vLLM's server, unless the model is sharded
+            over processes. `True` helps with transformers where environments are slow; it is refused with a sharded
+            model (FSDP, ZeRO-3) and with `vllm_mode="colocate"`.
         max_nonfinite_steps (`int`, *optional*, defaults to `3`):
             So many optimizer steps in a row whose loss or gradient is no finite number end the run. Each of them is
             skipped, counted (`nonfinite_steps`) and said aloud: no such number reaches the weights.
@@ -449,6 +456,13 @@ class TASPOConfig(GRPOConfig):
         metadata={
             "help": "Whether the rows of a forward in scoring and update stand one behind the other instead of being "
             "padded to one length. Default: where the model runs with flash attention."
+        },
+    )
+    score_during_rollout: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether groups that are finished and guided are scored while others still play. If `None`, with "
+            "vLLM's server, unless the model is sharded over processes. Refused with `vllm_mode=colocate`."
         },
     )
     max_nonfinite_steps: int = field(

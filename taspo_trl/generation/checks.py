@@ -36,6 +36,11 @@ def check_vllm_options(args: Any) -> None:
             "engine that spans processes needs all of them to ask at the same time, but an episode asks when its "
             'environment answers. Use `vllm_mode="server"` with `vllm serve --tensor-parallel-size`.'
         )
+    if args.vllm_mode == "colocate" and args.score_during_rollout:
+        raise ConfigurationError(
+            "`score_during_rollout=True` cannot be honoured in colocate mode, where engine and scoring would take "
+            'time and memory of one GPU from each other. Leave it out, or use `vllm_mode="server"`.'
+        )
     check_extra(args.generation_kwargs or {})
     if args.cache_implementation is not None:
         warnings.warn(

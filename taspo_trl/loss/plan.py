@@ -71,15 +71,8 @@ def plan_update(
         padding_free (`bool`, *optional*, defaults to `False`):
             As in [`~taspo_trl.rows.pack_rows`].
     """
-    usable = [(t, of_turns) for t, of_turns in zip(trajectories, moves, strict=True) if t.is_usable]
-    by_uid = {t.uid: t for t, _ in usable}
-    rows = [
-        row
-        for t, of_turns in usable
-        if any(of_turns)
-        for row in build_rows(t)
-        if any(of_turns[turn.turn_idx] for turn in row.turns)
-    ]
+    by_uid = {t.uid: t for t in trajectories if t.is_usable}
+    rows = moving_rows(trajectories, moves)
     lengths = [len(row.ids) for row in rows]
     deal = deal_rows(lengths, num_steps, num_micro_steps, num_processes, seed)
 
@@ -104,8 +97,24 @@ def plan_update(
                 loss_rows[row] = loss_row(
                     rows[row],
                     by_uid[rows[row].traj_uid],
-                    num_trajectories=len(usable),
+                    num_trajectories=len(by_uid),
                     factor=deal.factor(step),
                     mask_truncated=mask_truncated,
                 )
     return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches), tuple(steps))
+
+
+def moving_rows(trajectories: Sequence[Trajectory], moves: Sequence[Sequence[bool]]) -> list[Row]:
+    """The rows in which a token's loss can differ from 0, in canonical order.
+
+    Args:
+        trajectories (`Sequence[Trajectory]`), moves (`Sequence[Sequence[bool]]`):
+            As in [`plan_update`].
+    """
+    return [
+        row
+        for t, of_turns in zip(trajectories, moves, strict=True)
+        if t.is_usable and any(of_turns)
+        for row in build_rows(t)
+        if any(of_turns[turn.turn_idx] for turn in row.turns)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..analyzer.prompts import load_prompts
 from ..credit.states import state_key
 from ..environments.base import attribute
 from ..environments.workers import EnvironmentPool
+from ..errors import ConfigurationError
 from ..generation.build import HostedEngine
 from ..guidance.base import GuidanceContext
 from ..guidance.block import Composer
@@ -36,6 +38,9 @@ from .distilling import Distilling
 from .passes import PolicyPasses
 from .rollout_batch import ExperienceMaker, ExperienceSettings
 from .simulator import Simulator
+
+
+logger = logging.getLogger(__name__)
 
 
 def make_experience_maker(
@@ -108,7 +113,8 @@ def make_experience_maker(
         temperature=args.temperature,
         in_fp32=args.cast_lm_head_to_fp32,
     )
-    settings = experience_settings(args, recipe, window)
+    beside = scores_during_rollout(args, is_sharded=is_sharded)
+    settings = experience_settings(args, recipe, window, scores_during_rollout=beside)
     teacher = teacher_of(recipe, passes, tokenizer, is_sharded)
     distilling = None
     if recipe.distill is not None and teacher is not None:
@@ -196,7 +202,9 @@ def reward_settings(
     )
 
 
-def experience_settings(args: Any, recipe: Recipe, model_window: int | None) -> ExperienceSettings:
+def experience_settings(
+    args: Any, recipe: Recipe, model_window: int | None, *, scores_during_rollout: bool = False
+) -> ExperienceSettings:
     """What the stages after the rollout need to know."""
     return ExperienceSettings(
         recipe=recipe,
@@ -210,7 +218,37 @@ def experience_settings(args: Any, recipe: Recipe, model_window: int | None) -> 
         records_folder=Path(args.output_dir) / "_trajectories" if args.save_trajectories != "no" else None,
         records_with_prompt_ids=args.save_trajectories == "full",
         waits_for_guidance=args.full_determinism,
+        scores_during_rollout=scores_during_rollout,
     )
+
+
+def scores_during_rollout(args: Any, *, is_sharded: bool) -> bool:
+    """Whether finished groups are scored while others play; with `score_during_rollout=None`, with vLLM's server.
+
+    Args:
+        args ([`~taspo_trl.TASPOConfig`]):
+            The options.
+        is_sharded (`bool`):
+            Whether several processes hold the model in pieces: each forward then needs all of them at the same time.
+
+    Raises:
+        ConfigurationError: it is asked for and cannot be.
+    """
+    is_served = args.use_vllm and args.vllm_mode == "server"
+    if not is_sharded:
+        return is_served if args.score_during_rollout is None else args.score_during_rollout
+    if args.score_during_rollout:
+        raise ConfigurationError(
+            "`score_during_rollout=True` has each process compute by itself while episodes play, but the model is "
+            "sharded (ZeRO-3 or FSDP) and every forward needs all processes at the same time. Leave it out to score "
+            "after the rollout, or use DDP or ZeRO-2."
+        )
+    if is_served and args.score_during_rollout is None:
+        logger.warning(
+            "Groups are scored after the rollout and not beside it: the model is sharded (ZeRO-3 or FSDP), and every "
+            "forward needs all processes at the same time. `score_during_rollout=False` says so without this line."
+        )
+    return False
 
 
 def tasks_without_rows(args: Any) -> Dataset:

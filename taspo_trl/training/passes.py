@@ -1,14 +1,14 @@
 """Forwards of the frozen policy over a planned batch: old and reference log-probabilities, and paired scores.
 
-Every process runs the same number of forwards, because sharded models need all processes for each. No gradient, no
-dropout; every training flag is restored.
+Every process runs the same number of forwards, because sharded models need all processes for each; only what is run
+[`alone`][PolicyPasses.alone] concerns no other process. No gradient, no dropout; every training flag is restored.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,10 +72,27 @@ class PolicyPasses:
     """The adapter that is the reference; None = the policy's adapters off."""
     temperature: float = 1.0
     in_fp32: bool = False
+    is_alone: bool = False
+    """Whether this process runs its forwards without the others."""
 
     @property
     def model(self) -> Any:
         return self.get_model()
+
+    @property
+    def alone(self) -> PolicyPasses:
+        """The same without any exchange between processes, for whole models only: what is given is this process's."""
+        return replace(
+            self,
+            get_model=lambda: self.accelerator.unwrap_model(self.model),  # a wrapper may send buffers around
+            gather=list,
+            is_alone=True,
+        )
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """(this process, number of processes that share the work)."""
+        return (0, 1) if self.is_alone else (self.accelerator.process_index, self.accelerator.num_processes)
 
     @property
     def padding_free(self) -> bool:
@@ -128,26 +145,36 @@ class PolicyPasses:
                 What is scored on the way of log pi_old. It keeps the keys of one micro-batch at a time.
         """
         rows = dict(plan.loss_rows)
+        for made in self.each_logps(plan, old=old, reference=reference, ride=ride):
+            rows |= made
+        return rows
+
+    def each_logps(
+        self, plan: UpdatePlan, *, old: bool, reference: bool, ride: Ride | None = None
+    ) -> Iterator[dict[int, LossRow]]:
+        """As [`with_logps`], a micro-batch at a time. Between two of them the model may be used for something else."""
         if not old and not reference:
-            return rows
+            return
+        rows = plan.loss_rows
         micro_batches = [
             pair
             for micro, indices in zip(plan.batches(rows), plan.micro_batches, strict=True)
             for pair in zip(micro, indices, strict=True)
         ]
-        with torch.no_grad():
-            for k in range(len(micro_batches)) if ride is None else ride.order:
-                batch, members = micro_batches[k]
+        for k in range(len(micro_batches)) if ride is None else ride.order:
+            batch, members = micro_batches[k]
+            with torch.no_grad():
                 tensors = self.collate(batch)
                 old_logps = self._old_logps(k, tensors, batch, ride) if old else None
                 ref_logps = logps_of(self._reference_logps(tensors), batch) if reference else None
-                for place, row in enumerate(members):  # a zero row has no members
-                    rows[row] = with_logps(
-                        rows[row],
-                        old_logps=old_logps[place] if old_logps else None,
-                        ref_logps=ref_logps[place] if ref_logps else None,
-                    )
-        return rows
+            yield {  # a zero row has no members
+                row: with_logps(
+                    rows[row],
+                    old_logps=old_logps[place] if old_logps else None,
+                    ref_logps=ref_logps[place] if ref_logps else None,
+                )
+                for place, row in enumerate(members)
+            }
 
     def _old_logps(
         self, k: int, tensors: Mapping[str, torch.Tensor], batch: Sequence[LossRow], ride: Ride | None
@@ -183,16 +210,16 @@ class PolicyPasses:
                 Who plays the guided branches instead of the policy; the plain branch stays the policy's. The branches
                 then share no keys, and a shift holds the difference between the two as well.
         """
-        num_processes = self.accelerator.num_processes
+        this, num_processes = self._place
         order = sorted(range(len(pairs)), key=lambda k: (-len(pairs[k].ids), k))
         shares = [order[process::num_processes] for process in range(num_processes)]
-        mine = [pairs[k] for k in shares[self.accelerator.process_index]]
+        mine = [pairs[k] for k in shares[this]]
         scored = (
             self._paired(mine, [[pairs[k] for k in share] for share in shares])
             if teacher is None
             else self._with_teacher(mine, teacher)
         )
-        results = dict(self.gather(list(zip(shares[self.accelerator.process_index], scored, strict=True))))
+        results = dict(self.gather(list(zip(shares[this], scored, strict=True))))
         return [results[k] for k in range(len(pairs))]
 
     def _paired(self, mine: Sequence[PairedRow], everybody: Sequence[Sequence[PairedRow]]) -> list[PairedLogps]:
@@ -214,9 +241,9 @@ class PolicyPasses:
             turns (`Sequence[AlternativeTurn]`):
                 The same on every process.
         """
-        num_processes = self.accelerator.num_processes
+        this, num_processes = self._place
         order = sorted(turns, key=lambda one: (-one.num_prefix_tokens, one.key))
-        mine = order[self.accelerator.process_index :: num_processes]
+        mine = order[this::num_processes]
         model = self.accelerator.unwrap_model(self.model)
         num_forwards = max(self.gather([num_alternative_forwards(model, mine, self.max_tokens)]))
         with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():

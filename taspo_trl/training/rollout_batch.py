@@ -28,11 +28,13 @@ from ..reporting.metrics import rollout_report
 from ..rollout.advantages import scaled_advantages
 from ..rollout.groups import CollectedGroup, Collector
 from ..rollout.tasks import group_id_of
+from ..rows import Row
 from ..scoring.pairs import PairPlan, ScoreScope, TurnKey, plan_pairs, turn_scores
 from ..scoring.teachers import TeacherScorer
 from ..seeds import derive_seed
-from ..types import Credit, ReplyScore, Trajectory
+from ..types import Credit, Guidance, ReplyScore, Trajectory, TrajectoryGroup
 from .alternatives import AlternativeScoring
+from .beside import GroupScoring
 from .checkpoint import Buffer
 from .distilling import Distilling
 from .passes import PolicyPasses
@@ -94,6 +96,8 @@ class ExperienceSettings:
         waits_for_guidance (`bool`):
             Whether the pass of log pi_old waits for guidance that is late. What is scored on its way then never
             depends on how fast the analyzer answers.
+        scores_during_rollout (`bool`):
+            Whether finished groups are scored while others still play, see [`~taspo_trl.training.beside`].
     """
 
     recipe: Recipe
@@ -107,6 +111,7 @@ class ExperienceSettings:
     records_folder: Path | None = None
     records_with_prompt_ids: bool = False
     waits_for_guidance: bool = False
+    scores_during_rollout: bool = False
 
     @property
     def moves_all(self) -> bool:
@@ -177,6 +182,8 @@ class ExperienceMaker:
         """
         seconds: dict[str, float] = {}
         played: list[Trajectory] = []
+        needs_old = layout.is_off_policy or self.settings.correction is not None
+        beside = self._beside(needs_old, step, num_steps) if self.settings.scores_during_rollout else None
 
         def on_end(trajectory: Trajectory) -> None:
             played.append(trajectory)
@@ -185,7 +192,7 @@ class ExperienceMaker:
 
         try:
             with _timed(seconds, "time/rollout"):
-                collected = self.collector.play(rows, sampling, seed, rollout, reward_keywords, on_end)
+                collected = self.collector.play(rows, sampling, seed, rollout, reward_keywords, on_end, beside)
         except BaseException:
             self._keep_interrupted(played, rollout, step)
             raise
@@ -199,30 +206,21 @@ class ExperienceMaker:
         credits: Mapping[str, Credit] = {}
         assigned: Assigned | None = None
         try:
-            batch = Batch(
-                tuple(one.group for one in collected),
-                tuple(advantages),
-                step=step,
-                num_steps=num_steps,
-                state_key=None if self.settings.recipe.knows_world else state_key(self.settings.recipe.state_key),
-            )
+            batch = self._batch([one.group for one in collected], advantages, step, num_steps)
             if self.simulator is not None:
                 with _timed(seconds, "time/simulator"):
                     simulator_seed = derive_seed("simulator", seed, rollout)
                     batch, costs = self.simulator.told(batch, self.collector, sampling, simulator_seed)
                     seconds |= costs
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
-            # What needs no guidance is computed while the analyzer still works.
-            needs_old = layout.is_off_policy or self.settings.correction is not None
-            ride = self._ride(batch, plan, arrival) if needs_old else None
-            with _timed(seconds, "time/logps"):
-                loss_rows = self.passes.with_logps(
-                    plan, old=needs_old, reference=self.settings.has_reference, ride=ride
-                )
-                loss_rows, sampling_report = self._correct(plan, loss_rows, trajectories)
-            seconds["time/logps"] -= arrival.seconds + (ride.seconds if ride else 0.0)
+            if beside is None:
+                loss_rows, scores = self._after_rollout(batch, plan, arrival, needs_old, seconds)
+            else:
+                loss_rows, scores = self._rest_of(beside, batch, plan, arrival, seconds)
             guided = arrival.wait()
             seconds["time/analyzer_visible"] = arrival.seconds
+            with _timed(seconds, "time/logps"):
+                loss_rows, sampling_report = self._correct(plan, loss_rows, trajectories)
             if self.alternatives is not None:
                 with _timed(seconds, "time/alternatives"):
                     others_seed = derive_seed("alternatives", seed, rollout)
@@ -232,7 +230,10 @@ class ExperienceMaker:
                     batch = replace(batch, alternatives=others)
                     seconds |= costs
             with _timed(seconds, "time/scoring"):
-                assigned = self.settings.recipe.assign(self._scored(batch, plan, guided, ride))
+                unguided = {
+                    uid: one.abstain_reason or "unexplained" for uid, one in guided.guidance.items() if not one
+                }
+                assigned = self.settings.recipe.assign(replace(batch, scores=scores, unguided=unguided))
                 credits = assigned.credits
                 if self.distilling is not None:
                     by_uid = {t.uid: t for t in trajectories}
@@ -240,7 +241,6 @@ class ExperienceMaker:
                         plan, loss_rows, by_uid, guided.guidance, layout.updates(step)
                     )
                     credits = _with_coefficients(credits, trajectories, coefficients)
-            seconds["time/scoring"] += ride.seconds if ride else 0.0
         except BaseException:
             self.guidance.cancel()
             raise
@@ -258,6 +258,59 @@ class ExperienceMaker:
         }
         report = without_idle(report, self.settings.recipe)
         return Experience(_weighted(plan, loss_rows, batch, assigned), collected, advantages, report, records)
+
+    def _batch(
+        self, groups: Sequence[TrajectoryGroup], advantages: Sequence[float], step: int, num_steps: int
+    ) -> Batch:
+        recipe = self.settings.recipe
+        key = None if recipe.knows_world else state_key(recipe.state_key)
+        return Batch(tuple(groups), tuple(advantages), step=step, num_steps=num_steps, state_key=key)
+
+    def _beside(self, needs_old: bool, step: int, num_steps: int) -> GroupScoring:
+        """What scores the groups of one rollout batch while others play."""
+
+        def moves(group: TrajectoryGroup, centred: Sequence[float]) -> list[list[bool]]:
+            if self.simulator is not None:  # it tells what the rule needs when all have played
+                return [[True] * len(t.turns) for t in group.trajectories]
+            return self._moves(self._batch([group], centred, step, num_steps))
+
+        return GroupScoring(
+            self.passes.alone,
+            self.guidance,
+            moves,
+            self._pairs if self.settings.recipe.reads_scores(self._batch([], [], step, num_steps)) else None,
+            old=needs_old,
+            reference=self.settings.has_reference,
+            teacher=self.teacher,
+        )
+
+    def _rest_of(
+        self, beside: GroupScoring, batch: Batch, plan: UpdatePlan, arrival: _Arrival, seconds: dict[str, float]
+    ) -> tuple[dict[int, LossRow], dict[TurnKey, ReplyScore]]:
+        """This process's rows and all scores, where groups were computed as they came in."""
+        beside.drain(arrival.pause)
+        guidance = arrival.wait().guidance
+        place = (self.collector.process_index, self.collector.num_processes)
+        by_uid = {t.uid: t for t in batch.trajectories}
+        found = beside.finish(plan, by_uid, guidance, self.collector.gather, place)
+        seconds |= {"time/logps": beside.logps_seconds, "time/scoring": beside.scoring_seconds}
+        seconds["time/beside_rollout"] = beside.hidden_seconds
+        return found
+
+    def _after_rollout(
+        self, batch: Batch, plan: UpdatePlan, arrival: _Arrival, needs_old: bool, seconds: dict[str, float]
+    ) -> tuple[dict[int, LossRow], dict[TurnKey, ReplyScore]]:
+        """The same, computed at once; what needs no guidance while the analyzer still works."""
+        ride = self._ride(batch, plan, arrival) if needs_old else None
+        with _timed(seconds, "time/logps"):
+            rows = self.passes.with_logps(plan, old=needs_old, reference=self.settings.has_reference, ride=ride)
+        on_the_way = ride.seconds if ride else 0.0
+        seconds["time/logps"] -= arrival.seconds + on_the_way
+        guided = arrival.wait()
+        with _timed(seconds, "time/scoring"):
+            scores = self._scores(batch, plan, guided, ride)
+        seconds["time/scoring"] += on_the_way
+        return rows, scores
 
     def _plan(self, batch: Batch, seed: int, layout: UpdateLayout) -> UpdatePlan:
         return plan_update(
@@ -299,27 +352,29 @@ class ExperienceMaker:
 
         def ask() -> PairPlan | None:
             guided = arrival.wait() if self.settings.waits_for_guidance else arrival.if_done()
-            return None if guided is None else self._pairs(batch, plan, guided)
+            by_uid = {t.uid: t for t in batch.trajectories}
+            return None if guided is None else self._pairs(plan.rows, by_uid, guided.guidance)
 
         return Ride(plan, arrival.targets(), ask, self.collector.gather, self.passes.max_tokens)
 
-    def _pairs(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch) -> PairPlan:
+    def _pairs(
+        self, rows: Sequence[Row], trajectories: Mapping[str, Trajectory], guidance: Mapping[str, Guidance]
+    ) -> PairPlan:
         needs = self.settings.recipe.rule_needs
         scope = ScoreScope(("",) if needs.plain_only else needs.blocks, needs.scope)
-        by_uid = {t.uid: t for t in batch.trajectories}
-        return plan_pairs(plan.rows, by_uid, guided.guidance, self.settings.model_window, scope)
+        return plan_pairs(rows, trajectories, guidance, self.settings.model_window, scope)
 
-    def _scored(self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch, ride: Ride | None) -> Batch:
-        """The batch with the log-probabilities that the method needs."""
-        scores: dict[TurnKey, ReplyScore] = {}
-        if self.settings.recipe.reads_scores(batch):
-            pairs = self._pairs(batch, plan, guided)
-            logps = {} if ride is None else ride.scored()
-            rest = [k for k in range(len(pairs.pairs)) if k not in logps]
-            logps |= zip(rest, self.passes.score([pairs.pairs[k] for k in rest], self.teacher), strict=True)
-            scores = turn_scores(pairs, [logps[k] for k in range(len(pairs.pairs))])
-        unguided = {uid: one.abstain_reason or "unexplained" for uid, one in guided.guidance.items() if not one}
-        return replace(batch, scores=scores, unguided=unguided)
+    def _scores(
+        self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch, ride: Ride | None
+    ) -> dict[TurnKey, ReplyScore]:
+        """The log-probabilities that the method needs."""
+        if not self.settings.recipe.reads_scores(batch):
+            return {}
+        pairs = self._pairs(plan.rows, {t.uid: t for t in batch.trajectories}, guided.guidance)
+        logps = {} if ride is None else ride.scored()
+        rest = [k for k in range(len(pairs.pairs)) if k not in logps]
+        logps |= zip(rest, self.passes.score([pairs.pairs[k] for k in rest], self.teacher), strict=True)
+        return turn_scores(pairs, [logps[k] for k in range(len(pairs.pairs))])
 
     @staticmethod
     def _records(
@@ -380,6 +435,7 @@ class _Arrival:
     taken: GuidanceBatch | None = None
     seconds: float = 0.0
     """What the step waited for it."""
+    _paused: float = 0.0
     _has_asked: bool = False
 
     def targets(self) -> set[str]:
@@ -398,10 +454,19 @@ class _Arrival:
                 return None
         return self.wait()
 
+    def pause(self, seconds: float) -> bool:
+        """Wait a moment for this process's guidance; whether waiting longer is of any use."""
+        started = time.perf_counter()
+        is_done = self.stage.is_done(seconds)
+        paused = time.perf_counter() - started
+        self._paused += paused
+        self.seconds += paused
+        return not is_done and (self.stage.time_budget is None or self._paused < self.stage.time_budget)
+
     def wait(self) -> GuidanceBatch:
         if self.taken is None:
             started = time.perf_counter()
-            shared = self.gather([self.stage.collect()])
+            shared = self.gather([self.stage.collect(self._paused)])
             self.taken = GuidanceBatch(
                 guidance={uid: one for part in shared for uid, one in part.guidance.items()},
                 extractions={group_id: one for part in shared for group_id, one in part.extractions.items()},
@@ -438,4 +503,4 @@ def _with_coefficients(
 def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - started
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

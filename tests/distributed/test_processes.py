@@ -40,6 +40,12 @@ SAME = {
     "two steps per rollout": {"steps_per_generation": 2, "steps": 4},
     # 12 episodes on two ranks: the second group of four straddles them.
     "straddling groups": {"episodes": 12},
+    "scored beside the rollout": {
+        "episodes": 12,
+        "steps_per_generation": 2,
+        "steps": 2,
+        "config": {"beta": 0.1, "score_during_rollout": True},
+    },
     # One method of each interface: an advantage, weights by another teacher, a distillation term.
     "gigpo": {"steps": 2, "config": {"method": "gigpo"}},
     "serl": {"steps": 2, "config": {"method": "serl", "method_options": {"teacher_every": 1}}},

@@ -23,7 +23,7 @@ from tests.trainer.test_trainer import Script, replies, rows
 
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in Path(taspo_trl.__file__).parent.rglob("*.py"))
-ONLY_WITH_AN_ENGINE = {"time/weight_sync"}
+ONLY_WITH_AN_ENGINE = {"time/weight_sync", "time/beside_rollout"}
 ONLY_WITH_A_METHOD = {
     "alternatives/action_tokens",
     "alternatives/actions",
