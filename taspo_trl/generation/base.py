@@ -115,3 +115,35 @@ class SteppedEngine(Engine, Protocol):
 
     def forget(self, episode_uid: str) -> None:
         """The episode asks no more."""
+
+
+class EngineAround:
+    """An engine that passes everything on to another one, and is stepped where that is; for those that change a part.
+
+    Args:
+        engine (`Engine`):
+            Samples.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+
+    def begin(self, sampling: SamplingSettings, seed: int) -> None:
+        self._engine.begin(sampling, seed)
+
+    def submit(self, request: GenerationRequest) -> Future[Generation]:
+        return self._engine.submit(request)
+
+    def flush(self) -> None:
+        self._engine.flush()
+
+    @property
+    def is_stepped(self) -> bool:
+        return isinstance(self._engine, SteppedEngine) and self._engine.is_stepped
+
+    def step(self) -> bool:
+        return isinstance(self._engine, SteppedEngine) and self._engine.step()
+
+    def forget(self, episode_uid: str) -> None:
+        if isinstance(self._engine, SteppedEngine):
+            self._engine.forget(episode_uid)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from ..errors import ReplayError
-from ..generation import Engine, Generation, GenerationRequest, SamplingSettings
+from ..generation import Engine, EngineAround, Generation, GenerationRequest, SamplingSettings
 from ..types import Turn
 
 
-class ForcedPrefixes:
+class ForcedPrefixes(EngineAround):
     """Answers the first requests of an episode from the record, and passes the others on.
 
     Args:
@@ -24,7 +24,7 @@ class ForcedPrefixes:
     """
 
     def __init__(self, engine: Engine, prefixes: Mapping[str, Sequence[Turn]]):
-        self._engine = engine
+        super().__init__(engine)
         self._prefixes = prefixes
         self._num_asked: dict[str, int] = {}
         self.num_sampled = 0
@@ -34,7 +34,7 @@ class ForcedPrefixes:
 
     def begin(self, sampling: SamplingSettings, seed: int) -> None:
         self._num_asked.clear()
-        self._engine.begin(sampling, seed)
+        super().begin(sampling, seed)
 
     def submit(self, request: GenerationRequest) -> Future[Generation]:
         turns = self._prefixes.get(request.episode_uid, ())
@@ -42,7 +42,7 @@ class ForcedPrefixes:
         self._num_asked[request.episode_uid] = number + 1
         if number >= len(turns):
             self.num_sampled += 1
-            return self._engine.submit(request)
+            return super().submit(request)
         turn, future = turns[number], Future[Generation]()
         if turn.prompt_ids and turn.prompt_ids != request.prompt_ids:
             why = self.refused[request.episode_uid] = f"the prompt of turn {number} is another one than the recorded"
@@ -50,6 +50,3 @@ class ForcedPrefixes:
         else:
             future.set_result(Generation(turn.reply_ids, turn.finish_reason, turn.sampling_logps))
         return future
-
-    def flush(self) -> None:
-        self._engine.flush()

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from ..generation import Engine, Generation, GenerationRequest, SamplingSettings
+from ..generation import Engine, EngineAround, Generation, GenerationRequest
 from ..guidance.block import Composer
 from ..rows import MIN_SPLICE_INDEX, insert_block
 from ..types import Guidance
 
 
-class GuidedEngine:
+class GuidedEngine(EngineAround):
     """An engine that shows each episode its block.
 
     Args:
@@ -35,20 +35,15 @@ class GuidedEngine:
         blocks: Mapping[str, tuple[int, ...]],
         splice_of: Callable[[tuple[int, ...]], int | None],
     ):
-        self._engine, self._blocks, self._splice_of = engine, blocks, splice_of
-
-    def begin(self, sampling: SamplingSettings, seed: int) -> None:
-        self._engine.begin(sampling, seed)
+        super().__init__(engine)
+        self._blocks, self._splice_of = blocks, splice_of
 
     def submit(self, request: GenerationRequest) -> Future[Generation]:
         block = self._blocks.get(request.episode_uid, ())
         place = self._splice_of(request.prompt_ids) if block else None
         if place is not None and place >= MIN_SPLICE_INDEX:
             request = replace(request, prompt_ids=insert_block(request.prompt_ids, place, block))
-        return self._engine.submit(request)
-
-    def flush(self) -> None:
-        self._engine.flush()
+        return super().submit(request)
 
 
 def splice_by_tail(prompt_ids: Sequence[int], splice_index: int) -> Callable[[tuple[int, ...]], int | None]:

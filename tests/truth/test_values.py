@@ -2,15 +2,18 @@
 
 import itertools
 import math
+from concurrent.futures import Future
 from dataclasses import replace
 from statistics import variance
 
 import pytest
 
 from taspo_trl.errors import ConfigurationError, ReplayError
+from taspo_trl.generation import SteppedEngine
 from taspo_trl.truth import play_values
 from taspo_trl.truth.forced import ForcedPrefixes
 from taspo_trl.truth.measures import reliability
+from taspo_trl.truth.reading import GuidedEngine
 from taspo_trl.truth.values import num_replies_expected, sampled_trajectories
 from tests.truth.worlds import CARE, LENGTH, Corridor, Moody, Play, value
 
@@ -179,6 +182,52 @@ def test_recorded_replies_come_first_and_are_not_counted():
         (played,) = play_episodes([spec], engine=engine, settings=play.arguments["rollout"], **given)
     assert played.turns[:2] == episode.turns[:2]
     assert engine.num_sampled == 1
+
+
+class Stepped:
+    """Answers one request in each step, and keeps count of what the loop calls."""
+
+    is_stepped = True
+
+    def __init__(self, engine):
+        self.engine, self.queue, self.most = engine, [], 0
+        self.forgotten = []
+
+    def begin(self, sampling, seed):
+        self.engine.begin(sampling, seed)
+
+    def submit(self, request):
+        self.queue.append((request, Future()))
+        return self.queue[-1][1]
+
+    def flush(self):
+        raise AssertionError("a stepped engine is stepped")
+
+    def step(self):
+        self.most = max(self.most, len(self.queue))
+        if not self.queue:
+            return False
+        request, future = self.queue.pop(0)
+        answer = self.engine.submit(request)
+        self.engine.flush()
+        future.set_result(answer.result())
+        return True
+
+    def forget(self, episode_uid):
+        self.forgotten.append(episode_uid)
+
+
+def test_continuations_are_stepped_as_episodes_are():
+    with Play() as play:
+        (episode,) = play.episodes(1)
+        flushed = play_values([episode], num_continuations=4, **play.arguments)
+        stepped = Stepped(play.arguments["engine"])
+        values = play_values([episode], num_continuations=4, **{**play.arguments, "engine": stepped})
+    assert values.outcomes == flushed.outcomes
+    assert len(set(stepped.forgotten)) == 4 * LENGTH, "what the engine kept of each continuation may go"
+    around = GuidedEngine(stepped, {}, lambda ids: None)
+    assert isinstance(around, SteppedEngine) and around.is_stepped
+    assert not GuidedEngine(play.arguments["engine"], {}, lambda ids: None).is_stepped
 
 
 def test_whole_trajectories_are_sampled():
