@@ -7,6 +7,7 @@ from taspo_trl import TASPOConfig
 from taspo_trl import config as precision
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.training.assembly import keep_trained_weights_in_float32
+from tests import tiny
 
 
 @pytest.mark.parametrize("in_hardware", [True, False])
@@ -44,3 +45,13 @@ def test_trained_half_precision_weights_become_float32_and_others_stay():
     keep_trained_weights_in_float32(model)
     assert [layer.weight.dtype for layer in model] == [torch.float32, torch.float32, torch.float64, torch.bfloat16]
     assert all(torch.equal(now.to(value.dtype), value) for now, value in zip(model.parameters(), values, strict=True))
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_bfloat16_training_decodes_from_kept_keys(tmp_path, weights):
+    """accelerate turns what a forward gives into float32, and looks into everything that is in it."""
+    made = tiny.trainer(tmp_path, model=tiny.model(dtype=weights), bf16=True, max_turns=2)
+    engine = made.engine.engine
+    made.train()
+    assert engine.why_generate == "" and engine.counts["reply_tokens"] > 0
+    made.close()

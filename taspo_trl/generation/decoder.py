@@ -162,6 +162,6 @@ def disagreement(model: Any, ids: Sequence[int], pad_token_id: int) -> str:
     largest = max(float(one.abs().max()) for one in expected)
     # Under autocast logits come in float32 although keys and products are halves; TF32 keeps three digits.
     bound = largest * max(
-        1e-3, 16 * max(torch.finfo(one).eps for one in (output.logits.dtype, decoder.cache.dtype) if one)
+        1e-3, 16 * max(torch.finfo(one).eps for one in (output.logits.dtype, decoder.cache.kept_dtype) if one)
     )
     return "" if away <= bound else f"log-probabilities differ by {away:.3g}, at most {bound:.3g} would be rounding"

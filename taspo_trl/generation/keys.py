@@ -82,8 +82,8 @@ class RowsCache(Cache):
         super().__init__(layers=[*self._rows_layers])
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """Of the keys; None before the first forward."""
+    def kept_dtype(self) -> torch.dtype | None:
+        """Of the keys; None before the first forward. (accelerate takes what has a `dtype` for a tensor.)"""
         first = self._rows_layers[0].keys
         return None if first is None else first.dtype
 
