@@ -1,10 +1,12 @@
 """Speed and memory of the core, as ratios within one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/core.py [--only step|batches|rollout|slopes]
+    OMP_NUM_THREADS=1 python benchmarks/core.py [--only step|memory|batches|rollout|slopes]
 
 - step: a TASPO step (rollout + scoring + update) over a GRPO step, guidance on 60 % of the trajectories, in CPU
   seconds: with one optimizer step for each rollout batch, and with several (as the paper trains), where scoring rides
   on the pass of the old log-probabilities. Some five CPU minutes.
+- memory: bytes of tensors at the peak of each pass of such a step, of scoring that rides on log pi_old beside log
+  pi_old alone, and beside the update; with and without gradient checkpointing.
 - batches: length-sorted token-budget batches against padding to the longest row, on skewed lengths.
 - rollout: turns per second with environments that take 20 ms, against a serial loop.
 - slopes: log-log slope of the step's time against group size and turns.
@@ -23,6 +25,7 @@ import statistics
 import tempfile
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -33,9 +36,12 @@ from common import RESULTS, save
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from taspo_trl import TASPOConfig, TASPOTrainer
+from taspo_trl import trainer as trainer_module
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
 from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.workers import EnvironmentPool
@@ -47,6 +53,7 @@ from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.rows import pack_rows
+from taspo_trl.scoring.paired import keys_in_bytes
 from taspo_trl.scoring.projection import add_selected_projection, selected_forward
 from taspo_trl.training import passes
 from taspo_trl.types import Block, FinishReason, Guidance
@@ -194,11 +201,11 @@ def trainer(
         steps_per_generation=num_steps,
         max_completion_length=24,
         max_steps=1,
-        gradient_checkpointing=False,
         save_strategy="no",
         save_trajectories="no",
         learning_rate=1e-5,
         micro_batch_tokens=8192,
+        gradient_checkpointing=False,
         **values,
     )
     made = TASPOTrainer(
@@ -325,6 +332,89 @@ def bench_step(repeats: int, num_steps: int, generations: int) -> dict[str, Any]
     return result
 
 
+class Living(TorchDispatchMode):
+    """Bytes of the tensors made inside that live, and the most of them since `peak` was last set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        tree_map_only(torch.Tensor, self._note, made)
+        return made
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self.known:
+            size = storage.nbytes()
+            self.known[storage] = size
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, size)
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+
+def peaks_of_a_step(made: Any) -> dict[str, int]:
+    """Bytes above what was there before it, at the peak of each pass; and the kept keys of its largest micro-batch."""
+    living, found = Living(), Counter[str]()
+
+    def measured(owner: Any, name: str, label: str) -> None:
+        original = getattr(owner, name)
+
+        def run(*args: Any, **keywords: Any) -> Any:
+            before, outer, living.peak = living.now, living.peak, living.now
+            result = original(*args, **keywords)
+            found[label] = max(found[label], living.peak - before)
+            living.peak = max(outer, living.peak)
+            return result
+
+        stack.callback(setattr, owner, name, original)
+        setattr(owner, name, run)
+
+    original_keys = passes.pass_keys
+
+    def keeping(cache: Any, *args: Any) -> Any:
+        kept = original_keys(cache, *args)
+        found["kept_keys"] = max(found["kept_keys"], keys_in_bytes(cache) if kept is not None else 0)
+        return kept
+
+    with contextlib.ExitStack() as stack:
+        measured(passes.PolicyPasses, "_old_logps", "logps")
+        measured(passes.PolicyPasses, "score", "scoring")
+        measured(trainer_module, "run_micro_batches", "update")
+        stack.callback(setattr, passes, "pass_keys", original_keys)
+        passes.pass_keys = keeping  # type: ignore[assignment]
+        stack.enter_context(living)
+        run_step(made, 0)
+    return dict(found)
+
+
+def bench_memory() -> dict[str, Any]:
+    """Rows of ~350 tokens in micro-batches of 8,192, every one of them kept whole: full attention heads, no groups."""
+    plain = peaks_of_a_step(trainer(False, 4, num_steps=2))
+    result: dict[str, Any] = {}
+    for checkpointing in (False, True):
+        made = trainer(True, 4, num_steps=2)
+        if checkpointing:  # `train` would turn it on
+            made.model.gradient_checkpointing_enable()
+        riding = peaks_of_a_step(made)
+        name = "with_checkpointing" if checkpointing else "without_checkpointing"
+        result[name] = {
+            "riding_over_logps_alone": riding["logps"] / plain["logps"],
+            "riding_over_update": riding["logps"] / riding["update"],
+            "kept_keys_over_update": riding["kept_keys"] / riding["update"],
+            "step_over_step_without_guidance": max(riding["logps"], riding["update"])
+            / max(plain["logps"], riding["update"]),
+            "bytes": riding,
+        }
+        console.print(name, {key: round(v, 3) for key, v in result[name].items() if key != "bytes"})
+    return {"bytes_without_guidance": plain, **result}
+
+
 def skewed_rows(number: int = 120) -> list[LossRow]:
     """Mostly short rows and a few long ones, as agents make them."""
     rng = random.Random(0)
@@ -442,7 +532,7 @@ def bench_slopes(repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["step", "batches", "rollout", "slopes"], default=None)
+    parser.add_argument("--only", choices=["step", "memory", "batches", "rollout", "slopes"], default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--generations", type=int, default=8, help="group size of `step`, of two groups")
     options = parser.parse_args()
@@ -451,6 +541,7 @@ def main() -> None:
             name: bench_step(options.repeats, num_steps, options.generations)
             for name, num_steps in (("several_optimizer_steps", 2), ("one_optimizer_step", 1))
         },
+        "memory": bench_memory,
         "batches": lambda: bench_batches(options.repeats),
         "rollout": bench_rollout,
         "slopes": lambda: bench_slopes(2),
