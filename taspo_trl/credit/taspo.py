@@ -57,8 +57,8 @@ def credit_weights(
 
     d^_it = d_it - mean d_iu;  q_it = tanh(sign(A_i) * d^_it / tau);  w_it = 1 + eta * (q_it - mean q_iu), the means
     being taken over the scorable turns I_i. For a step size so large that this leaves the bounds, the weights are the
-    solution of max eta * sum q (w - 1) - 1/2 * sum (w - 1)^2 subject to sum (w - 1) = 0 and |w - 1| <= eps_w, and
-    w <= 1 on capped turns (ours, and no part of the paper).
+    solution of max eta * sum q (w - 1) - 1/2 * sum (w - 1)^2 subject to sum (w - 1) = 0 and |w - 1| <= eps_w, and on
+    capped turns (ours, and no part of the paper) to A_i w <= A_i.
 
     Args:
         support (`Sequence[float | None]`):
@@ -72,7 +72,8 @@ def credit_weights(
         step_size (`float`, *optional*):
             eta. None takes eps_w / 2, for which no bound is ever active.
         capped (`Sequence[bool]`, *optional*):
-            Which of the T_i turns get a weight of at most 1; none by default.
+            Which of the T_i turns get no better credit than the outcome's: a weight of at most 1 where A_i > 0, of at
+            least 1 where A_i < 0. None by default.
 
     Returns:
         `list[float]`: w_it, T_i values with mean 1. Unscorable turns get exactly 1.0, and so do all turns when the
@@ -101,10 +102,13 @@ def credit_weights(
     preferences = [math.tanh(sign * (d - mean_support) / temperature) for _, d in scorable]  # E5, E6
     mean_preference = math.fsum(preferences) / len(preferences)
     eta = weight_range / 2 if step_size is None else step_size
+    offsets = [eta * (q - mean_preference) for q in preferences]
     highs = [0.0 if capped and capped[t] else weight_range for t, _ in scorable]
-    offsets = _box_constrained([eta * (q - mean_preference) for q in preferences], weight_range, highs)
+    # What is capped from above for praise is for blame capped from below: the same problem with all signs turned.
+    is_turned = any(capped) and advantage < 0
+    offsets = _box_constrained([-x for x in offsets] if is_turned else offsets, weight_range, highs)
     for (t, _), offset in zip(scorable, offsets, strict=True):
-        weights[t] = 1.0 + offset  # E7
+        weights[t] = 1.0 - offset if is_turned else 1.0 + offset  # E7
     return weights
 
 
@@ -122,7 +126,8 @@ class TurnWeights:
         block (`str`, *optional*, defaults to `"aligned"`):
             Whose shifts are weighed.
         cap_refused (`bool`, *optional*, defaults to `False`):
-            Where A_i > 0, an action that the environment refused has a weight of at most 1. Ours, not the paper's.
+            An action that the environment refused has no better credit than the outcome's: a weight of at most 1 where
+            A_i > 0, of at least 1 where A_i < 0. Ours, not the paper's.
     """
 
     clip: float = 2.0
@@ -162,8 +167,8 @@ def weigh_by_support(
 ) -> Weighed:
     """E5 to E7 for every trajectory from the support of its turns, whatever form the support has.
 
-    With `cap_refused` no refused action of a trajectory with A_i > 0 has a weight above 1: what is not wanted again is
-    not credited more than the outcome credits it.
+    With `cap_refused` no refused action has better credit than the outcome's, A~_it <= A_i: what is not wanted again
+    is neither praised more for a success nor blamed less for a failure.
     """
     weights, fallbacks = [], []
     for t, outcome, supported in zip(batch.trajectories, batch.outcome, supports, strict=True):
@@ -180,7 +185,7 @@ def weigh_by_support(
                 temperature,
                 weight_range,
                 step_size,
-                [not turn.valid for turn in t.turns] if cap_refused and outcome > 0 else (),
+                [not turn.valid for turn in t.turns] if cap_refused else (),
             )
         )
     return weigh_turns(batch, advantages, weights, supports, fallbacks)

@@ -179,8 +179,9 @@ its mean under the policy. Both are exactly 0 where guidance changes nothing. Th
 of each guided turn behind the same prefix: the admissible ones, or, where a world lists none, those of `samples`
 further replies.
 
-`cap_refused` is ours, too: where A_i > 0, an action that the environment refused has a weight of at most 1. The other
-weights are the closest ones (least squares) inside the same bounds with mean one.""",
+`cap_refused` is ours, too: an action that the environment refused gets no better credit than the outcome's, that is a
+weight of at most 1 where A_i > 0 and of at least 1 where A_i < 0. The weights are the closest such ones (least
+squares) inside the same bounds with mean one.""",
     ),
     _method(
         "rlsd",

@@ -135,21 +135,17 @@ def guide_and_score(
     alternatives: Mapping[tuple[str, int], Alternatives] = {}
     if needs.blocks:
         started = time.perf_counter()
-        try:
-            materials = Materials(Composer(tokenizer, action_tags=action_tags), skill_of)
-            construction = construction_of_blocks(needs.blocks, materials)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
-        oracle = PlanOracle(factories) if "oracle_plan" in needs.blocks else None
-        context = GuidanceContext(analyzer, oracle=oracle)
-        stage = GuidanceStage(construction, workers, Wanted(scope=needs.scope), context=context)
-        try:
-            for group, row in zip(groups, advantages, strict=True):
-                stage.submit(group, row)
-            made = stage.collect()
-        finally:
-            stage.close()
-        guidance, num_calls = made.guidance, len(made.calls)
+        guidance, num_calls = guided(
+            groups,
+            advantages,
+            needs,
+            tokenizer=tokenizer,
+            analyzer=analyzer,
+            factories=factories,
+            skill_of=skill_of,
+            action_tags=action_tags,
+            workers=workers,
+        )
         seconds["guidance"] = time.perf_counter() - started
         started = time.perf_counter()
         given: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "pad_token_id": pad_token_id}
@@ -181,6 +177,46 @@ def guide_and_score(
         progress=_progress(trajectories, factories) if needs.progress else {},
     )
     return ScoredGroups(batch, guidance, seconds, num_calls, num_tokens)
+
+
+def guided(
+    groups: Sequence[TrajectoryGroup],
+    advantages: Sequence[Sequence[float]],
+    needs: Needs,
+    *,
+    tokenizer: Any,
+    analyzer: Analyzer,
+    factories: Mapping[str | None, Callable[[], Any]],
+    skill_of: Callable[[Trajectory], str] = lambda trajectory: "",
+    action_tags: tuple[str, ...] = (),
+    workers: int = 4,
+) -> tuple[Mapping[str, Guidance], int]:
+    """(trajectory uid -> its blocks, answers of the analyzer), for what [`guide_and_score`] scores.
+
+    Args:
+        groups (`Sequence[TrajectoryGroup]`), advantages (`Sequence[Sequence[float]]`):
+            With A_i of each member.
+        needs, tokenizer, analyzer, factories, skill_of, action_tags, workers:
+            As in [`guide_and_score`].
+
+    Raises:
+        ConfigurationError: no construction makes a block.
+    """
+    try:
+        materials = Materials(Composer(tokenizer, action_tags=action_tags), skill_of)
+        construction = construction_of_blocks(needs.blocks, materials)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    oracle = PlanOracle(factories) if "oracle_plan" in needs.blocks else None
+    context = GuidanceContext(analyzer, oracle=oracle)
+    stage = GuidanceStage(construction, workers, Wanted(scope=needs.scope), context=context)
+    try:
+        for group, row in zip(groups, advantages, strict=True):
+            stage.submit(group, row)
+        made = stage.collect()
+    finally:
+        stage.close()
+    return made.guidance, len(made.calls)
 
 
 def _progress(

@@ -195,7 +195,7 @@ Made = tuple[Line, float]
 def _taspo(one: Episode, t: int, group: Sequence[Episode], options: Mapping[str, Any], num_steps: int) -> Made:
     tau, reach = options["temperature"], options["weight_range"]
     eta = reach / 2 if options.get("step_size") is None else options["step_size"]
-    capped = one.refused if options.get("cap_refused") and one.advantage > 0 else ()
+    capped = one.refused if options.get("cap_refused") else ()
     weights, mean, mean_q = _relative(one.supports, one.advantage, tau, reach, options.get("step_size"), capped)
     reached = weights[t]
     if one.advantage == 0 or len(one.known) < 2:
@@ -214,7 +214,7 @@ def _taspo(one: Episode, t: int, group: Sequence[Episode], options: Mapping[str,
         ["mean one", f"1 + {short(eta)} · ({signed(q)}{less(mean_q)})", f"w {plain(free)}"],
     ]
     if abs(free - reached) > _TOLERANCE:
-        among = ", refused actions at most at 1" if any(capped) else ""
+        among = f", refused actions at {'most' if s > 0 else 'least'} 1" if any(capped) else ""
         into = f"inside 1 ± {short(reach)}{among}, the mean kept at one"
         links.append(["into its range", into, f"w {plain(reached)}"])
     return links, reached

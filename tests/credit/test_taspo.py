@@ -280,20 +280,22 @@ class TestLargeStepSize:
 
 
 class TestCappedTurns:
-    """Ours: w <= 1 on some turns, the others the closest (least squares) inside the bounds with mean one."""
+    """Ours: A w <= A on some turns, the weights the closest such ones (least squares) in the bounds with mean one."""
 
     def test_by_hand(self):
         # q = (tanh 1, 0, -tanh 1), eta = .2. The first is cut at 0; the others share its part: mu = -tanh 1 / 10.
         capped = credit_weights([0.5, 0.0, -0.5], 1.0, capped=[True, False, False])
         assert capped == pytest.approx([1.0, 1 + 0.1 * Q1, 1 - 0.1 * Q1], abs=1e-15)
         assert capped[0] == 1.0
+        # Blame: the first one would be blamed less than the outcome says, and is not.
+        blamed = credit_weights([0.5, 0.0, -0.5], -1.0, capped=[True, False, False])
+        assert blamed == pytest.approx([1.0, 1 - 0.1 * Q1, 1 + 0.1 * Q1], abs=1e-15) and blamed[0] == 1.0
 
     def test_what_lies_below_one_stays_to_the_last_bit(self):
         free = credit_weights([0.5, 0.0, -0.5], 1.0)
         assert credit_weights([0.5, 0.0, -0.5], 1.0, capped=[False, True, True]) == free
-        assert credit_weights([0.5, 0.0, -0.5], -1.0, capped=[True, True, False]) == credit_weights(
-            [0.5, 0.0, -0.5], -1.0
-        )
+        blamed = credit_weights([0.5, 0.0, -0.5], -1.0)
+        assert credit_weights([0.5, 0.0, -0.5], -1.0, capped=[False, True, True]) == blamed
         assert credit_weights([0.5, 0.0, -0.5], 1.0, capped=[True] * 3) == [1.0] * 3
 
     @settings(max_examples=200, deadline=None)
@@ -304,10 +306,11 @@ class TestCappedTurns:
     )
     def test_bounds_mean_and_cap_are_kept(self, support, step_size, data):
         capped = data.draw(st.lists(st.booleans(), min_size=len(support), max_size=len(support)))
-        weights = credit_weights(support, 1.0, step_size=step_size, capped=capped)
+        a = data.draw(st.sampled_from([1.0, -1.0]))
+        weights = credit_weights(support, a, step_size=step_size, capped=capped)
         assert all(0.6 - 1e-12 <= w <= 1.4 + 1e-12 for w in weights)
         assert not support or math.fsum(weights) / len(weights) == pytest.approx(1.0, abs=1e-12)
-        assert all(w <= 1.0 for w, is_capped in zip(weights, capped, strict=True) if is_capped)
+        assert all(a * w <= a for w, is_capped in zip(weights, capped, strict=True) if is_capped)
 
     @pytest.mark.parametrize("seed", range(4))
     def test_agrees_with_a_general_solver(self, seed):
@@ -329,7 +332,7 @@ class TestCappedTurns:
         assert np.asarray(weights) - 1 == pytest.approx(solution.x, abs=1e-6)
 
     @pytest.mark.parametrize("rule", [TurnWeights(cap_refused=True), ContrastWeights(cap_refused=True)])
-    def test_refused_actions_of_good_outcomes_alone_are_capped(self, rule):
+    def test_refused_actions_get_no_better_credit_than_the_outcome(self, rule):
         episodes = [
             scored_batch.Episode(uid, a, scored_batch.actions("aligned", [1.5], [0.0], [-1.0]))
             for uid, a in (("won", 0.8), ("lost", -0.8))
@@ -357,8 +360,9 @@ class TestCappedTurns:
         weighed = rule(refused, advantages)
         check_guarantees(refused, advantages, weighed, rule.needs, rule.guarantees)
         won, lost = weighed.weights
-        free, as_ever = usual(refused, advantages).weights
-        assert free[0] > 1 and won[0] == 1.0 and won[1] > free[1] and lost == as_ever
+        free, let_off = usual(refused, advantages).weights
+        assert free[0] > 1 and won[0] == 1.0 and won[1] > free[1]
+        assert let_off[0] < 1 and lost[0] == 1.0 and lost[1] < let_off[1]
         assert rule(batch, advantages).weights == usual(batch, advantages).weights, "nothing is refused"
 
 
