@@ -147,10 +147,18 @@ def make_trainer(task: TaskArguments, training: Any, model: Any) -> Any:
     from trl import get_peft_config, get_quantization_config
 
     from ..trainer import TASPOTrainer
+    from .models import base_of
 
     if not model.model_name_or_path:
         raise ConfigurationError("`model_name_or_path` is missing: a model id or a folder.")
     check_model_folder(model.model_name_or_path)
+    base = base_of(model.model_name_or_path)
+    if base != model.model_name_or_path:
+        raise ConfigurationError(
+            f"{model.model_name_or_path} is an adapter on {base}, and training begins with a model. Merge it: "
+            "`peft.AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(FOLDER)`, and "
+            "save its tokenizer there, too."
+        )
     if training.eval_strategy != "no" and task.eval_split is None:
         raise ConfigurationError("`eval_strategy` needs `eval_split`: the split that is evaluated on.")
     options = json_arguments(task.dataset_kwargs, "dataset_kwargs")

@@ -167,7 +167,7 @@ class ImitationTrainer(SFTTrainer):
             return super()._get_train_sampler(train_dataset)
         batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         seed = args.seed if args.data_seed is None else args.data_seed
-        return SimilarLengths(list(whole[_PROMPT_LENGTH]), batch_size, seed, lambda: int(self.state.epoch or 0))
+        return SimilarLengths(whole[_PROMPT_LENGTH][:], batch_size, seed, lambda: int(self.state.epoch or 0))
 
     def _get_num_items_in_batch(self, batch_samples: list, device: Any) -> Any:
         """What the losses of an optimizer step are divided by: the sum of its weights, of all processes."""

@@ -60,6 +60,8 @@ def test_an_oracle_s_episodes_become_a_model_once(model, tmp_path, capsys):
     assert warm_start(*options) == 1
     assert "holds a model already" in capsys.readouterr().err
 
+    assert main(["train", "--model_name_or_path", str(tmp_path / "out/checkpoint-2"), "--output_dir", "none"]) == 1
+    assert "is an adapter on" in capsys.readouterr().err
     # A checkpoint is an adapter: it is merged, and trained on as a whole.
     onward = ("--model", tmp_path / "out/checkpoint-2", "--from", tmp_path / "out/_warm_start", *SMALL)
     assert warm_start(*onward, "-o", tmp_path / "onward", "--max_steps", "1", "--learning_rate", "1e-2") == 0
