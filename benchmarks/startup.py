@@ -3,19 +3,22 @@
     OMP_NUM_THREADS=1 python benchmarks/startup.py [--repeats 3]
 
 Each in processes of its own, with bytecode written before; seconds of the processor, since a machine that is shared
-stretches the clock, and those of the clock beside them. The last row is what the libraries alone take that training
-cannot do without. Writes `benchmarks/results/startup.json`.
+stretches the clock, and those of the clock beside them. The last two rows are what the libraries alone take that
+training cannot do without, and the same where bitsandbytes is not installed. `imports` says whose modules it loads:
+each package's share of the time that goes into its own modules. Writes `benchmarks/results/startup.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,22 @@ from taspo_trl.cli import main
 main(["train", "--config", "examples/household_tiny.yaml", "--model_name_or_path", sys.argv[1],
       "--output_dir", sys.argv[2]])
 """
+
+
+LIBRARIES = "from trl import GRPOTrainer, ModelConfig, TrlParser"
+HIDDEN = "import sys; sys.modules['bitsandbytes'] = None; "
+
+
+def shares_of_imports(command: list[str]) -> dict[str, float]:
+    """Package -> share of the seconds in its own modules, the largest ten and all others."""
+    words = [sys.executable, "-X", "importtime", *command]
+    told = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stderr
+    seconds: Counter[str] = Counter()
+    for own, name in re.findall(r"^import time: +(\d+) \| +\d+ \| *([\w.]+)", told, re.MULTILINE):
+        seconds[name.split(".")[0]] += int(own)
+    largest = dict(seconds.most_common(10)) | {"taspo_trl": seconds["taspo_trl"]}
+    shares = {name: round(value / seconds.total(), 3) for name, value in largest.items()}
+    return shares | {"all others": round(1 - sum(shares.values()), 3)}
 
 
 def make_model(folder: str) -> None:
@@ -74,16 +93,19 @@ def main() -> None:
             "import taspo_trl": ["-c", "import taspo_trl"],
             "taspo --help": ["-m", "taspo_trl.cli", "--help"],
             "taspo train --help": ["-m", "taspo_trl.cli", "train", "--help"],
+            "taspo methods": ["-m", "taspo_trl.cli", "methods"],
             "taspo train to the first episode": ["-c", FIRST_EPISODE, f"{folder}/model", f"{folder}/out"],
-            "import of TRL's trainer alone": ["-c", "from trl import GRPOTrainer, ModelConfig, TrlParser"],
+            "import of TRL's trainer alone": ["-c", LIBRARIES],
+            "the same without bitsandbytes": ["-c", HIDDEN + LIBRARIES],
         }
-        results = {name: measure(command, repeats) for name, command in commands.items()}
+        results: dict[str, Any] = {name: measure(command, repeats) for name, command in commands.items()}
+        imports = shares_of_imports(commands["taspo train to the first episode"])
     table = Table("", "processor", "clock", title="Seconds to start")
     for name, entry in results.items():
         table.add_row(name, *(f"{value:.2f}" for value in entry.values()))
     console.print(table)
-    episode, libraries = (results[name]["cpu_seconds"] for name in list(results)[-2:])
-    results["share of the libraries"] = round(libraries / episode, 3)
+    results["imports"] = imports
+    console.print("Whose modules: " + ", ".join(f"{name} {share:.1%}" for name, share in imports.items()))
     console.print(f"written to {save('startup', {'repeats': repeats, **results})}")
 
 

@@ -414,6 +414,15 @@ def test_the_command_line_answers_without_loading_torch(arguments):
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
+def test_the_collector_leaves_alone_what_imports_made():
+    code = (
+        "import gc; from taspo_trl.cli.train import load_libraries as load; load();"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000;"
+        "gc.disable(); load(); assert not gc.isenabled()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=120)
+
+
 def test_credit_is_measured_with_a_model_and_from_a_run(model, run, tmp_path, capsys):
     arguments = ["--dataset-kwargs", SMALL, "--resamples", "20", "--output", str(tmp_path / "credit")]
     played = ["--groups", "3", "--generations", "4", "--max-completion-length", "8", "--max-turns", "3"]

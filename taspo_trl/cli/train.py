@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import shlex
 import sys
@@ -109,7 +111,8 @@ def main(arguments: list[str]) -> int:
         print(help_text())
         return 0
     refuse_unknown(_names(arguments))
-    from ..training.folder import how_to_go_on  # which loads torch: a mistyped option is answered before
+    load_libraries()  # not before: a mistyped option is answered without them
+    from ..training.folder import how_to_go_on
 
     task, training, model = parse(arguments)
     checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, training.output_dir)
@@ -128,6 +131,22 @@ def main(arguments: list[str]) -> int:
     finally:
         trainer.end()
     return 0
+
+
+def load_libraries() -> None:
+    """Import torch, TRL and what they need, without looking for garbage meanwhile, and never again in what they made.
+
+    What an import makes stays. The collector would walk over it again and again for nothing, in training too, where
+    accelerate has it look through everything.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("taspo_trl.trainer")
+        gc.freeze()
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _resuming(arguments: list[str]) -> str:
