@@ -26,8 +26,11 @@ from taspo_trl.methods import METHODS
 from taspo_trl.quickstart.policy import WarmStart, cached_folder, tiny_policy
 
 
-PLAYED = "--split valid_seen --groups 60 --max-completion-length 8"
-LABELLED = "--labels progress values --label-turns 2000 --continuations 16"
+FOLDER = Path("runs/credit_quality")
+FIGURE = Path("docs/images/credit_quality.png")
+SETTING = Setting(cached_folder(WarmStart()), FOLDER / "aligned" / "values.progress.jsonl")
+PLAYED = f"--split {SETTING.split} --groups {SETTING.groups} --max-completion-length 8"
+LABELLED = f"--labels progress values --label-turns {SETTING.label_turns} --continuations {SETTING.continuations}"
 OURS = ("contrast", "contrast_probability")
 CAPPED = ("capped", "contrast_probability_capped")
 WITHOUT_TURNS = {
@@ -38,14 +41,12 @@ WITHOUT_TURNS = {
     "grpo_sdpo": "compares distributions over the vocabulary",
 }
 """Their turns have no credit; of their gradients there are cosines."""
-FOLDER = Path("runs/credit_quality")
-FIGURE = Path("docs/images/credit_quality.png")
 
 
 def measured(name: str, *methods: str, more: str = "", guidance: str = "aligned") -> dict:
     """The report of one call, over the same episodes as all others."""
     folder = FOLDER / name
-    given = ["--model", str(cached_folder(WarmStart())), "--dataset-kwargs", '{"preset": "small"}']
+    given = ["--model", str(SETTING.model), "--dataset-kwargs", '{"preset": "small"}']
     options = f"{PLAYED} {more} --guidance {guidance} --methods {' '.join(methods)} --output {folder}"
     if main(["credit", *given, *options.split()]) != 0:
         raise SystemExit(f"{name} did not finish; run it again to go on.")
@@ -62,11 +63,10 @@ def all_reports(teacher: Path | None) -> dict[str, dict]:
     for guidance in ("oracle_plan", "random_success"):
         folder = FOLDER / guidance
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(FOLDER / "aligned" / "values.progress.jsonl", folder)
+        shutil.copy(SETTING.progress, folder)
         found[guidance] = measured(guidance, "grpo", "taspo", *OURS, more=LABELLED, guidance=guidance)
     found["reading"] = measured("reading", "grpo", "taspo", more="--reading")
-    played = FOLDER / "aligned" / "values.progress.jsonl"
-    return found | reports(Setting(cached_folder(WarmStart()), played), teacher)
+    return found | reports(SETTING, teacher)
 
 
 if __name__ == "__main__":
