@@ -427,7 +427,7 @@ def equal_dose(saved: Saved, supports: Mapping[str, Sequence[Sequence[float | No
     sums = {}
     found: dict[str, Any] = {}
     for name, own in supports.items():
-        temperature = _temperature_of(batch, own, dose)
+        temperature = equal_dose_temperature(batch, own, dose)
         weighed = credit(batch, own, temperature)
         sums[name] = _moved(batch, weighed, labels)
         found[name] = {"temperature": temperature, "dose": _dose(batch, weighed)}
@@ -443,7 +443,7 @@ def equal_dose(saved: Saved, supports: Mapping[str, Sequence[Sequence[float | No
     return found
 
 
-def _temperature_of(batch: Batch, supports: Sequence[Sequence[float | None]], dose: float) -> float:
+def equal_dose_temperature(batch: Batch, supports: Sequence[Sequence[float | None]], dose: float) -> float:
     low, high = 1e-4, 1e3  # the smaller, the larger the dose
     for _ in range(40):
         middle = math.sqrt(low * high)
