@@ -1,6 +1,6 @@
 """Speed and memory of the core, as ratios within one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/core.py [--only step|memory|batches|rollout|slopes]
+    OMP_NUM_THREADS=1 python benchmarks/core.py [--only step|memory|batches|rollout|slopes|beside]
 
 - step: a TASPO step (rollout + scoring + update) over a GRPO step, guidance on 60 % of the trajectories, in CPU
   seconds: with one optimizer step for each rollout batch, and with several (as the paper trains), where scoring rides
@@ -10,6 +10,8 @@
 - batches: length-sorted token-budget batches against padding to the longest row, on skewed lengths.
 - rollout: turns per second with environments that take 20 ms, against a serial loop.
 - slopes: log-log slope of the step's time against group size and turns.
+- beside: how much of the scoring that could go on beside the rollout stays visible, with an engine that is elsewhere
+  and answers after some two seconds. Three minutes, most of them asleep.
 
 Prints tables and writes `benchmarks/results/core.json`.
 """
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import heapq
+import itertools
 import json
 import math
 import random
@@ -183,8 +187,69 @@ class SampledLike:
         self.inner.flush()
 
 
+class Served:
+    """Answers each request some seconds later, as a server does whose latency dominates; a group may be slower.
+
+    Args:
+        tok (`PreTrainedTokenizerFast`), length (`int`):
+            Of replies: words and an action.
+        latency (`float`):
+            Mean seconds of a reply, of all groups.
+        num_groups (`int`):
+            The last takes 1.4 of it, the first 0.6.
+    """
+
+    def __init__(self, tok: PreTrainedTokenizerFast, length: int, latency: float, num_groups: int):
+        self.words = tok.convert_tokens_to_ids(WORDS[: length - 5])
+        self.tags = tok.convert_tokens_to_ids(["<action>", "</action>"])
+        self.end, self.latency, self.num_groups = tok.eos_token_id, latency, num_groups
+        self.turns: Counter[str] = Counter()
+        self.due: list[tuple[float, int, Future, Generation]] = []
+        self.numbers = itertools.count()
+        self.changed = threading.Condition()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def begin(self, sampling, seed):
+        self.turns.clear()
+
+    def submit(self, request):
+        uid = request.episode_uid  # r<batch>-g<group>-k<member>
+        group = int(uid.split("-g")[1].split("-")[0])
+        draw = random.Random(f"{uid.split('-', 1)[1]} {self.turns[uid]}")
+        self.turns[uid] += 1
+        slowness = 0.6 + 0.8 * group / (self.num_groups - 1)
+        first = draw.randrange(len(self.words))
+        words = self.words[first:] + self.words[:first]
+        reply = (*words, self.tags[0], *words[:2], self.tags[1], self.end)
+        future: Future = Future()
+        with self.changed:
+            due = time.monotonic() + self.latency * slowness * draw.uniform(0.5, 1.5)
+            heapq.heappush(self.due, (due, next(self.numbers), future, Generation(reply, FinishReason.STOP)))
+            self.changed.notify()
+        return future
+
+    def flush(self):
+        pass
+
+    def _serve(self):
+        while True:
+            with self.changed:
+                while not self.due or self.due[0][0] > time.monotonic():
+                    self.changed.wait(self.due[0][0] - time.monotonic() if self.due else None)
+                _, _, future, generation = heapq.heappop(self.due)
+            future.set_result(generation)
+
+
 def trainer(
-    guidance: bool, generations: int = 8, turns: int = 8, folder: str | None = None, num_steps: int = 1, **values: Any
+    guidance: bool,
+    generations: int = 8,
+    turns: int = 8,
+    folder: str | None = None,
+    num_steps: int = 1,
+    groups: int = 2,
+    size: tuple[int, int] = (4, 256),
+    latency: float = 0.0,
+    **values: Any,
 ) -> Any:
     import dataclasses
 
@@ -197,7 +262,7 @@ def trainer(
         report_to="none",
         disable_tqdm=True,
         num_generations=generations,
-        per_device_train_batch_size=2 * generations // num_steps,
+        per_device_train_batch_size=groups * generations // num_steps,
         steps_per_generation=num_steps,
         max_completion_length=24,
         max_steps=1,
@@ -209,14 +274,16 @@ def trainer(
         **values,
     )
     made = TASPOTrainer(
-        model(tok),
+        model(tok, *size),
         args=args,
         processing_class=tok,
         train_dataset=Dataset.from_dict({"task": [f"w{k}" for k in range(64)]}),
         environment_factory=cls,
     )
     maker = made.experience_maker
-    policy = SampledLike(maker.collector.engine, tok, args.max_completion_length)
+    policy: Any = SampledLike(maker.collector.engine, tok, args.max_completion_length)
+    if latency:
+        policy = Served(tok, args.max_completion_length, latency, groups)
     stage = GuidanceStage(Guided(0.6, tok) if guidance else None)
     maker.guidance = stage
     maker.collector = dataclasses.replace(maker.collector, engine=policy, guidance=stage)
@@ -530,9 +597,101 @@ def bench_slopes(repeats: int) -> dict[str, Any]:
     return result
 
 
+def bench_beside(repeats: int, num_groups: int = 8, generations: int = 4, latency: float = 2.0) -> dict[str, Any]:
+    """Rollout batches of several updates (old log-probabilities are needed) with and without scoring beside them.
+
+    Visible is what the step takes longer than its episodes alone; hideable what a device that works on nothing else
+    could have computed of groups that had ended before the last one did.
+    """
+    from taspo_trl.training.rollout_batch import UpdateLayout
+
+    makers = {
+        name: trainer(
+            True,
+            generations,
+            groups=num_groups,
+            size=(2, 128),
+            latency=latency,
+            num_steps=2,
+            score_during_rollout=name == "beside",
+        )
+        for name in ("after", "beside")
+    }
+
+    def run(made: Any, draw: int) -> tuple[dict[str, float], list[float]]:
+        started, ends = time.perf_counter(), Counter[str]()
+        last: dict[str, float] = {}
+
+        def on_end(trajectory: Any) -> None:
+            group = trajectory.uid.split("-k")[0]
+            ends[group] += 1
+            last[group] = time.perf_counter() - started
+
+        rows = [made.train_dataset[(draw * num_groups + k) % 64] for k in range(num_groups)]
+        found = made.experience_maker.make(
+            rows,
+            sampling=SamplingSettings(),
+            seed=0,
+            rollout=draw,
+            step=0,
+            layout=UpdateLayout(2, 1, True),
+            on_episode_end=on_end,
+        )
+        return {"total": time.perf_counter() - started, **found.metrics}, sorted(last.values())
+
+    for made in makers.values():  # the first of all meets a cold process
+        made.experience_maker.collector.engine.latency = 0.01
+        run(made, 0)
+        made.experience_maker.collector.engine.latency = latency
+    entries = []
+    for draw in range(1, repeats + 1):
+        after, ends = run(makers["after"], draw)
+        beside, _ = run(makers["beside"], draw)
+        left = beside["time/logps"] + beside["time/scoring"]
+        work = (beside["time/beside_rollout"] + left) / num_groups
+        clock, hideable = 0.0, 0.0
+        for end in ends:
+            begin = max(clock, end)
+            clock = begin + work
+            hideable += max(0.0, min(clock, ends[-1]) - begin)
+        delay = beside["time/rollout"] - after["time/rollout"]
+        visible = max(0.0, delay + left - (work * num_groups - hideable))
+        entries.append(
+            {
+                "visible_share": visible / hideable,
+                "hideable": hideable,
+                "scoring": work * num_groups,
+                "left_after_rollout": left,
+                "delay_of_rollout": delay,
+                "rollout_after": after["time/rollout"],
+                "total_after": after["total"],
+                "total_beside": beside["total"],
+            }
+        )
+    result: dict[str, Any] = {key: statistics.median(one[key] for one in entries) for key in entries[0]}
+    result |= {"latency": latency, "episodes": generations * num_groups, "repeats": repeats}
+    result["visible_shares"] = [one["visible_share"] for one in entries]
+    table = Table(title=f"{generations * num_groups} episodes of 8 turns, {latency:g} s a reply: median seconds")
+    columns = (
+        "rollout_after",
+        "scoring",
+        "hideable",
+        "left_after_rollout",
+        "delay_of_rollout",
+        "total_after",
+        "total_beside",
+    )
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    table.add_row(*(f"{result[key]:.2f}" for key in columns))
+    console.print(table)
+    console.print(f"of the hideable scoring {result['visible_share']:.1%} stays visible (target <= 10 %)")
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["step", "memory", "batches", "rollout", "slopes"], default=None)
+    parser.add_argument("--only", choices=["step", "memory", "batches", "rollout", "slopes", "beside"], default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--generations", type=int, default=8, help="group size of `step`, of two groups")
     options = parser.parse_args()
@@ -545,6 +704,7 @@ def main() -> None:
         "batches": lambda: bench_batches(options.repeats),
         "rollout": bench_rollout,
         "slopes": lambda: bench_slopes(2),
+        "beside": lambda: bench_beside(options.repeats),
     }
     path = RESULTS / "core.json"
     results = json.loads(path.read_text()) if path.exists() else {}  # a part that is not run keeps its last numbers

@@ -121,6 +121,8 @@ class _Loop:
         self.stepped = engine if isinstance(engine, SteppedEngine) and engine.is_stepped else None
         self.patience = _PATIENCE_SECONDS
         self.patient_until = 0.0
+        self.last_call = self.usual_step = 0.0
+        """When an environment was called last, and the seconds that their steps usually take."""
         self.pool = pool
         self.renderer = renderer
         self.settings = settings
@@ -133,7 +135,8 @@ class _Loop:
         self.resting: dict[str, dict[str, Worker]] = {}
         """Group -> uid -> the worker that waits for the group's end."""
         self.tokenizer = renderer.tokenizer
-        self.answers: queue.SimpleQueue[tuple[Episode, Future]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[Episode, Future, float]] = queue.SimpleQueue()
+        """(episode, future, moment of the answer)."""
         self.waiting: dict[int, tuple[Episode, Future, float]] = {}
         """Environment calls in flight: id of the episode -> (episode, future, deadline)."""
         self.unfinished: dict[str, Episode] = {}
@@ -243,7 +246,7 @@ class _Loop:
             future = self.engine.submit(request)
         except Exception as error:
             return _End(StopReason.GENERATION_ERROR, worded(error))
-        future.add_done_callback(lambda done: self.answers.put((episode, done)))
+        self._put_when_done(episode, future)
         return None
 
     def _on_reply(self, episode: Episode, generation: Generation) -> _End | None:
@@ -416,7 +419,11 @@ class _Loop:
         now = time.monotonic()
         self.waiting[id(episode)] = (episode, future, now + self.settings.environment_timeout)
         self.patient_until = now + self.patience if self.patience else 0.0
-        future.add_done_callback(lambda done: self.answers.put((episode, done)))
+        self.last_call = now
+        self._put_when_done(episode, future)
+
+    def _put_when_done(self, episode: Episode, future: Future) -> None:
+        future.add_done_callback(lambda done: self.answers.put((episode, done, time.monotonic())))
 
     def _go_on(self) -> None:
         """Take what has arrived, or have the engine work, or wait."""
@@ -435,7 +442,14 @@ class _Loop:
 
     def _wait(self) -> None:
         """Wait for an answer, or do a piece of other work and take what has arrived in its time."""
-        again = self.meanwhile() if self.meanwhile is not None and self.answers.empty() else math.inf
+        again = math.inf
+        if self.meanwhile is not None:
+            # What a quick environment answers would else wait for the end of a piece, after each of its steps.
+            is_quick = bool(self.waiting) and self.usual_step <= _PATIENCE_SECONDS
+            moment = max(0.0, self.last_call + _PATIENCE_SECONDS - time.monotonic()) if is_quick else 0.0
+            if self._handle_answers(moment):
+                return
+            again = self.meanwhile()
         limits = [one for one in (self._seconds_to_deadline(), again) if one is not None and one < math.inf]
         self._handle_answers(min(limits, default=None))
 
@@ -447,14 +461,17 @@ class _Loop:
             return False
         # Not "until empty": fast answers would put off the deadlines.
         arrived += [self.answers.get_nowait() for _ in range(self.answers.qsize())]
-        for episode, future in arrived:
-            self._handle(episode, future)
+        for episode, future, moment in arrived:
+            self._handle(episode, future, moment)
         return True
 
-    def _handle(self, episode: Episode, future: Future) -> None:
+    def _handle(self, episode: Episode, future: Future, moment: float) -> None:
         call = self.waiting.get(id(episode))
         if call is not None and call[1] is future:
             del self.waiting[id(episode)]
+            if episode.generation is not None:  # a step, not a reset
+                seconds = moment - (call[2] - self.settings.environment_timeout)
+                self.usual_step += (seconds - self.usual_step) / 10
         elif episode.spec.uid in self.finished:
             return  # a late answer of an episode that was given up
         try:

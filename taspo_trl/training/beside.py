@@ -24,7 +24,7 @@ from .passes import PolicyPasses
 from .riding import Ride
 
 
-PIECE_TOKENS = 4096
+PIECE_TOKENS = 2048
 """Bound on rows x longest row of a forward, if `micro_batch_tokens` is not smaller. An episode whose reply arrives
 during a piece of work waits for its end, and so many tokens keep a device busy already."""
 POLL_SECONDS = 0.02

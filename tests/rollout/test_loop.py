@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 
+from taspo_trl.rollout import loop
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.tasks import plan_groups
 from taspo_trl.seeds import derive_seed
@@ -114,8 +116,6 @@ def test_deadlines_are_kept_while_the_engine_is_busy(renderer, ledger):
 
 
 def test_quick_environments_are_waited_for_so_that_chance_does_not_decide_what_goes_together(renderer, monkeypatch):
-    from taspo_trl.rollout import loop
-
     monkeypatch.setattr(loop, "_PATIENCE_SECONDS", 5.0)  # whatever else the machine does
     scripts = {k: act("go", "win") for k in range(3)}
     policy = SteppedPolicy(renderer.tokenizer, scripts)
@@ -424,27 +424,66 @@ def test_instances_at_rest_are_closed_when_the_batch_breaks_off():
     assert ledger.counts["open"] == ledger.counts["close"] == 2
 
 
-def test_other_work_is_done_while_nothing_else_can_be(renderer):
-    """Of an engine in another thread: only between answers, and not again before the time that it asked for."""
+def test_other_work_is_done_while_nothing_else_can_be(renderer, monkeypatch):
+    """Between the answers of an engine in another thread, and not before quick environments have answered."""
+    monkeypatch.setattr(loop, "_PATIENCE_SECONDS", 10.0)
     policy = ScriptedPolicy(renderer.tokenizer, {k: act("go", "win") for k in range(2)})
     policy.flush = lambda: None
     asked = []
 
     def meanwhile():
         asked.append(len(policy._queue))
-        if len(policy._queue) < 2:
-            return 0.001  # an environment is still at it
-        if asked.count(2) % 3:
+        if len(asked) % 3:
             return 0.0
         policy._answer()
         return math.inf
 
     played = play(renderer, None, specs=one_group(2), policy=policy, meanwhile=meanwhile)
     assert [len(t.turns) for t in played] == [2, 2]
-    assert asked.count(2) == 6, "twice for each turn before it let the engine answer"
+    assert asked == [2] * 6, "twice for each turn before it let the engine answer"
+    monkeypatch.setattr(loop, "_PATIENCE_SECONDS", 0.0)
+    asked.clear()
+    stepping = threading.Event()
+
+    class Slow(scripted.ScriptedEnvironment):
+        def step(self, action):
+            assert stepping.wait(10)
+            return super().step(action)
+
+    def patient():
+        asked.append(len(policy._queue))
+        if len(policy._queue) == 2:
+            policy._answer()
+            return math.inf
+        stepping.set()
+        return 0.001
+
+    play(renderer, None, specs=one_group(2), policy=policy, meanwhile=patient, kind=Slow)
+    assert asked.count(2) == 2 and 0 in asked, "slow ones are not waited for"
 
     def broken():
         raise RuntimeError("a bug of ours")
 
     with pytest.raises(RuntimeError, match="a bug of ours"):
         play(renderer, None, specs=one_group(2), policy=policy, meanwhile=broken)
+
+
+def test_an_engine_in_the_loops_thread_comes_before_other_work(renderer, monkeypatch):
+    monkeypatch.setattr(loop, "_PATIENCE_SECONDS", 0.0)
+    policy, asked, stepping = SteppedPolicy(renderer.tokenizer, {0: act("go", "win"), 1: act("win")}), [], []
+
+    class Slow(scripted.ScriptedEnvironment):
+        def step(self, action):
+            stepping.append(threading.Event())
+            assert stepping[-1].wait(10)
+            return super().step(action)
+
+    def meanwhile():
+        asked.append(len(policy._queue))
+        for one in list(stepping):
+            one.set()
+        return 0.001
+
+    played = play(renderer, None, specs=one_group(2), policy=policy, meanwhile=meanwhile, kind=Slow)
+    assert [len(t.turns) for t in played] == [2, 1] and len(stepping) == 3
+    assert asked and not any(asked)
