@@ -7,7 +7,8 @@
   on the pass of the old log-probabilities. Some five CPU minutes.
 - memory: bytes of tensors at the peak of each pass of such a step, of scoring that rides on log pi_old beside log
   pi_old alone, and beside the update; with and without gradient checkpointing.
-- batches: length-sorted token-budget batches against padding to the longest row, on skewed lengths.
+- batches: length-sorted token-budget batches against padding to the longest row, on skewed lengths; rows without
+  padding against these, there and on the quickstart's rows.
 - rollout: turns per second with environments that take 20 ms, against a serial loop.
 - slopes: log-log slope of the step's time against group size and turns.
 - beside: how much of the scoring that could go on beside the rollout stays visible, with an engine that is elsewhere
@@ -47,16 +48,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from taspo_trl import TASPOConfig, TASPOTrainer
 from taspo_trl import trainer as trainer_module
 from taspo_trl.analyzer.extractive import ExtractiveAnalyzer
-from taspo_trl.environments import ResetResult, StepResult, TextEnvironment
+from taspo_trl.environments import HouseholdEnvironment, ResetResult, StepResult, TextEnvironment
 from taspo_trl.environments.workers import EnvironmentPool
 from taspo_trl.generation import Generation, SamplingSettings
 from taspo_trl.guidance.base import Construction
 from taspo_trl.guidance.stage import GuidanceStage
-from taspo_trl.loss.batches import LossRow, collate
+from taspo_trl.loss.batches import LossRow, collate, loss_row
+from taspo_trl.quickstart.policy import WarmStart, new_model
+from taspo_trl.quickstart.tokenizer import make_tokenizer
 from taspo_trl.rollout.contexts import ChatRenderer
 from taspo_trl.rollout.loop import RolloutSettings, play_episodes
 from taspo_trl.rollout.tasks import plan_groups
-from taspo_trl.rows import pack_rows
+from taspo_trl.rows import build_rows, pack_rows
 from taspo_trl.scoring.paired import keys_in_bytes
 from taspo_trl.scoring.projection import add_selected_projection, selected_forward
 from taspo_trl.training import passes
@@ -526,7 +529,90 @@ def bench_batches(repeats: int) -> dict[str, Any]:
             pairs.append((run(padded_batches, widest, train), run(sorted_batches, None, train)))
         result[name] = statistics.median(padded / short for padded, short in pairs)
         console.print(f"{name}: sorted token-budget batches {result[name]:.2f} x faster (target >= 2)")
+    own_tok, own_rows = quickstart_rows()
+    own_policy = new_model(own_tok, WarmStart())
+    add_selected_projection(own_policy)
+    result["without_padding"] = {
+        "these rows": without_padding(policy, rows, budget, repeats),
+        "the quickstart's": without_padding(own_policy, own_rows, budget, repeats),
+    }
     return result
+
+
+def quickstart_rows() -> tuple[Any, list[LossRow]]:
+    """A rollout batch of the quickstart, with actions at random; every reply is learned from."""
+    tok = make_tokenizer("small")
+    tasks = HouseholdEnvironment.dataset("train", preset="small")
+    pool = EnvironmentPool({None: HouseholdEnvironment})
+    done = play_episodes(
+        plan_groups([tasks[k] for k in range(8)], 8, 0, 0, "b"),
+        engine=AtRandom(tok),
+        pool=pool,
+        renderer=ChatRenderer(tok),
+        settings=RolloutSettings(),
+        max_in_flight=8,
+    )
+    pool.close()
+    rows = [
+        loss_row(row, trajectory, num_trajectories=len(done), factor=1.0)
+        for trajectory in done
+        for row in build_rows(trajectory)
+    ]
+    return tok, rows
+
+
+class AtRandom:
+    """One of the admissible actions, at once."""
+
+    def __init__(self, tok: Any):
+        self.tok, self.random = tok, random.Random(0)
+
+    def begin(self, sampling, seed):
+        pass
+
+    def submit(self, request):
+        text = f"<action>{self.random.choice(request.view.admissible_actions)}</action>"
+        ids = self.tok.encode(text, add_special_tokens=False)
+        future: Future = Future()
+        future.set_result(Generation((*ids, self.tok.eos_token_id), FinishReason.STOP))
+        return future
+
+    def flush(self):
+        pass
+
+
+def without_padding(policy: Any, rows: list[LossRow], budget: int, repeats: int) -> dict[str, Any]:
+    """What of the micro-batches is padding; and the seconds of forward and backward without it over those with it.
+
+    Timed are micro-batches of a quarter of the size: the mask of a long row is a square.
+    """
+    lengths = [len(row.ids) for row in rows]
+    timed = rows[:: max(1, sum(lengths) // budget)]
+    sizes = [len(row.ids) for row in timed]
+
+    def seconds(padding_free: bool) -> float:
+        started = time.process_time()
+        for batch in pack_rows(sizes, budget // 4, padding_free):
+            output = selected_forward(policy, collate([timed[k] for k in batch], padding_free=padding_free))
+            output.logps.sum().backward()
+            policy.zero_grad()
+        return time.process_time() - started
+
+    def padding(sizes: list[int], budget: int) -> float:
+        return 1 - sum(sizes) / sum(len(one) * max(sizes[k] for k in one) for one in pack_rows(sizes, budget))
+
+    seconds(False)
+    ratios = [seconds(True) / seconds(False) for _ in range(repeats)]
+    found = {
+        "rows": len(rows),
+        "tokens": sum(lengths),
+        "padding_share": padding(lengths, budget),
+        "attention": policy.config._attn_implementation,
+        "timed_padding_share": padding(sizes, budget // 4),
+        "packed_over_padded": statistics.median(ratios),
+    }
+    console.print({name: round(v, 3) if isinstance(v, float) else v for name, v in found.items()})
+    return found
 
 
 class Script:
