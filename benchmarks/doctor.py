@@ -5,12 +5,14 @@ python benchmarks/doctor.py runs/quickstart-tiny
 Trains the household recipe for two steps in processes of their own on a CPU, with a local endpoint that answers as
 the embedded analyzer does and counts tokens with cl100k, and writes `benchmarks/results/doctor.json`. Memory is the
 peak of the process's resident set over what it had with everything imported and no model; the estimate is made from
-the recipe's limits, and once more from the means of that very run.
+the recipe's limits, and once more from the means of that very run. `tensors_mib` is the most that torch's profiler
+sees allocated at a time in scoring and in the update, of another run, whose resident set says nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
@@ -46,6 +48,42 @@ def measure(arguments: list[str]) -> None:
     print(json.dumps({"code": code, "before": before, "peak": peak}))
 
 
+def profile_tensors(arguments: list[str]) -> None:
+    """In a process of its own: train a step, and print the most bytes of tensors that scoring and update allocate."""
+    from torch.profiler import ProfilerActivity, profile
+
+    import taspo_trl.trainer
+    from taspo_trl.cli import main
+    from taspo_trl.training.passes import PolicyPasses
+
+    found: dict[str, int] = {}
+
+    def profiled(stage: str, function: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+                value = function(*args, **keywords)
+            events = seen.profiler.kineto_results.events()
+            held = itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]")
+            found[stage] = max(found.get(stage, 0), *held, 0)
+            return value
+
+        return call
+
+    PolicyPasses.score = profiled("scoring", PolicyPasses.score)
+    trainer = taspo_trl.trainer.TASPOTrainer
+    trainer._update = profiled("update", trainer._update)
+    main(["train", *arguments, "--max_steps", "1"])
+    print(json.dumps(found))
+
+
+def profiled_stages(recipe: list[str]) -> dict[str, float]:
+    """What [`profile_tensors`] prints, in MiB."""
+    words = [sys.executable, __file__, "--profile", *recipe]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {stage: size / MIB for stage, size in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
 def trained(recipe: list[str]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, "--measure", *recipe], capture_output=True, text=True, cwd=ROOT, check=False
@@ -78,10 +116,16 @@ def bench(model: str, url: str) -> dict[str, Any]:
             found = trained(recipe)
             entries = logged(folder)
             limits, means = estimated(recipe), estimated(recipe, "--from-run", folder)
+            tensors = profiled_stages(recipe)
         grown = (found["peak"] - found["before"]) / MIB
-        row = {"micro_batch_tokens": tokens, "measured_mib": grown, "imports_mib": found["before"] / MIB}
+        row: dict[str, Any] = {
+            "micro_batch_tokens": tokens,
+            "measured_mib": grown,
+            "imports_mib": found["before"] / MIB,
+        }
+        row["tensors_mib"] = tensors
         for name, one in (("limits", limits), ("from_run", means)):
-            row[f"estimate_{name}_mib"] = one["memory_bytes"]["peak"] / MIB
+            row[f"estimate_{name}_mib"] = [one["memory_bytes"][end] / MIB for end in ("peak", "most")]
             row[f"stages_{name}_mib"] = {k: v / MIB for k, v in one["memory_bytes"].items()}
         memory.append(row)
         names = ("analyzer/calls", "analyzer/tokens_prompt", "analyzer/tokens_completion")
@@ -103,6 +147,9 @@ def main() -> None:
     if "--measure" in sys.argv[1:2]:
         measure(sys.argv[2:])
         return
+    if "--profile" in sys.argv[1:2]:
+        profile_tensors(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="runs/quickstart-tiny", help="the quickstart's policy")
     options = parser.parse_args()
@@ -115,8 +162,8 @@ def main() -> None:
     for name in ("micro_batch_tokens", "measured", "estimate, limits", "estimate, from the run"):
         table.add_column(name, justify="right")
     for row in results["memory"]:
-        shown = (row["measured_mib"], row["estimate_limits_mib"], row["estimate_from_run_mib"])
-        table.add_row(str(row["micro_batch_tokens"]), *(f"{value:.0f}" for value in shown))
+        ranges = ("{:.0f} to {:.0f}".format(*row[f"estimate_{name}_mib"]) for name in ("limits", "from_run"))
+        table.add_row(str(row["micro_batch_tokens"]), f"{row['measured_mib']:.0f}", *ranges)
     Console().print(table)
     Console().print_json(data=results["analyzer"])
     print(save("doctor", results))

@@ -48,6 +48,8 @@ class Estimate:
     memory: MemoryEstimate | None = None
     dollars: float | None = None
     """Analyzer cost of one rollout batch; None = not known."""
+    device: str = "cuda"
+    """What the recipe trains on: `"cuda"` or `"cpu"`."""
 
     @property
     def run(self) -> BatchCounts | None:
@@ -302,6 +304,7 @@ def estimate(recipe: Recipe, run_folder: str | None = None, given: Mapping[str, 
         batches=batches_of(recipe, None if recipe.dataset is None else len(recipe.dataset)),
         memory=None if model is None else estimate_memory(model.shape, setup_of(recipe, model, work, plan)),
         dollars=_dollars(recipe, counts),
+        device="cpu" if recipe.training.use_cpu else "cuda",
     )
 
 

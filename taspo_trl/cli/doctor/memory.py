@@ -34,8 +34,9 @@ rows of a pass, and once more for what each branch takes over of them and append
 
 *Forwards without gradient* hold one layer's intermediate values; roughly 3aI + 4aH + 8H for each token.
 
-The peak is the largest of three stages that follow each other: rollout, scoring, update. Not counted: the CUDA context
-and libraries (about 0.5 GiB to 1 GiB), workspaces, fragmentation of the allocator (5 % to 15 %), other processes.
+The peak is the largest of three stages that follow each other: rollout, scoring, update. It counts tensors. A process
+takes more: what its allocator keeps of tensors that came and went, and libraries with their buffers. `BESIDE` states
+both, so that an estimate is a range. Not counted: other processes, an engine in the same GPU.
 """
 
 from __future__ import annotations
@@ -177,7 +178,18 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> float:
+        """The tensors of the largest stage."""
         return max(self.totals.values())
+
+    def most(self, device: str) -> float:
+        """The peak with what a process takes beside its tensors on a device of [`BESIDE`]."""
+        share, libraries = BESIDE[device]
+        return self.peak + share * (self.peak - sum(self.resident.values())) + libraries
+
+
+BESIDE: Mapping[str, tuple[float, float]] = {"cpu": (0.5, 2.0**28), "cuda": (0.15, 2.0**30)}
+"""Device -> (share of the tensors that come and go which its allocator may keep in addition, bytes of libraries). That
+of CPUs covers the trainings of `benchmarks/doctor.py`; that of CUDA is what is commonly seen, not measured by us."""
 
 
 OPTIMIZERS: Mapping[str, tuple[float, int | None]] = {

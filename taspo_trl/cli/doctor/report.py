@@ -8,6 +8,7 @@ from typing import Any
 from .devices import Devices, gigabytes
 from .estimate import Estimate
 from .findings import Finding, Status
+from .memory import MemoryEstimate
 from .workload import ACTION_TOKENS
 
 
@@ -38,13 +39,13 @@ def estimate_lines(found: Estimate, devices: Devices) -> Iterator[str]:
 
 
 def memory_finding(found: Estimate, devices: Devices) -> Finding | None:
-    """A warning where the estimated peak is beyond the smallest GPU's memory."""
-    if found.memory is None or not devices.gpus:
+    """A warning where the most that is estimated is beyond the smallest GPU's memory."""
+    if found.memory is None or not devices.gpus or found.device == "cpu":
         return None
     smallest = min(gpu.memory for gpu in devices.gpus)
-    if found.memory.peak <= smallest:
+    if found.memory.most("cuda") <= smallest:
         return None
-    detail = f"about {gigabytes(found.memory.peak)} are needed, but a GPU here has {gigabytes(smallest)}"
+    detail = f"{_range(found)} are needed, but a GPU here has {gigabytes(smallest)}"
     remedy = "Lower `micro_batch_tokens` or `generation_tokens`, use LoRA, or more processes with FSDP2 or ZeRO-3."
     return Finding("recipe", "memory", Status.WARNING, detail, remedy)
 
@@ -55,9 +56,18 @@ def estimate_dict(found: Estimate) -> dict[str, Any]:
         "assumptions": dict(found.basis),
         "rollout_batches": found.batches,
         "batch": found.batch.as_dict(),
-        "memory_bytes": None if found.memory is None else {**found.memory.totals, "peak": found.memory.peak},
+        "memory_bytes": None if found.memory is None else _memory_dict(found.memory, found.device),
         "analyzer_usd_of_a_batch": found.dollars,
     }
+
+
+def _memory_dict(memory: MemoryEstimate, device: str) -> dict[str, float]:
+    return {**memory.totals, "peak": memory.peak, "most": memory.most(device)}
+
+
+def _range(found: Estimate) -> str:
+    assert found.memory is not None
+    return f"{gigabytes(found.memory.peak)} to {gigabytes(found.memory.most(found.device))}"
 
 
 def _token_lines(found: Estimate) -> Iterator[str]:
@@ -97,8 +107,8 @@ def _memory_lines(found: Estimate, devices: Devices) -> Iterator[str]:
         if parts:
             details = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
             yield _line(f"+ in {stage}", f"{gigabytes(sum(parts.values()))} ({details})")
-    yield _line("peak", f"{gigabytes(found.memory.peak)}, without CUDA context, fragmentation and a colocated engine")
-    yield _line("error", "a small run on a CPU took 1.2 to 1.4 times what its limits give (docs/scaling.md)")
+    beside = "allocator and libraries" if found.device == "cpu" else "allocator and CUDA, as commonly seen"
+    yield _line("peak", f"{_range(found)}: its tensors, and with {beside}; a colocated engine not counted")
     if devices.gpus:
         yield _line("there is", ", ".join(gigabytes(gpu.memory) for gpu in devices.gpus))
     for note in found.memory.notes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from taspo_trl.cli.doctor.estimate import plan_of
 from taspo_trl.cli.doctor.findings import Finding, Status
 from taspo_trl.cli.doctor.memory import (
     Adapters,
+    MemoryEstimate,
     ModelShape,
     Precision,
     Setup,
@@ -103,6 +106,8 @@ def test_groups_without_contrast_cost_no_update_unless_every_row_counts():
     assert everything.trained_rows == 24 and everything.scored_rows == 12
 
 
+ROOT = Path(__file__).parents[3]
+
 # H = 4, I = 8, two layers, heads of size 2: two for queries, one for keys.
 SHAPE = ModelShape(
     parameters=1000, linear_parameters=640, linear_rows=50, layer_parameters=700, vocab_size=75, hidden_size=4,
@@ -178,9 +183,29 @@ def test_means_of_a_run_replace_the_limits():
     assert (found.analyzer_prompt_tokens, found.analyzer_reply_tokens) == (200, 10)  # of the 5 that were asked
 
 
+def test_the_range_ends_with_what_is_held_beside_the_tensors():
+    found = MemoryEstimate({"weights": 1000.0}, {"update": {"activations": 400.0}, "scoring": {"one layer": 100.0}})
+    assert found.peak == 1400
+    assert found.most("cpu") == 1400 + 200 + 2**28
+    assert found.most("cuda") == 1400 + 60 + 2**30
+
+
+def test_measured_trainings_lie_in_their_range():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "doctor.json").read_text())["memory"]
+    assert len(rows) == 2
+    for row in rows:
+        for name in ("limits", "from_run"):
+            low, high = row[f"estimate_{name}_mib"]
+            assert low < row["measured_mib"] < high
+        tensors, stages = row["tensors_mib"], row["stages_limits_mib"]
+        assert 0.6 < tensors["scoring"] / stages["scoring"] < 1
+        assert 0.85 < tensors["update"] / stages["update"] < 1
+
+
 def test_gpu_too_small_is_a_warning():
     class Found:
         memory = estimate_memory(SHAPE, Setup(Precision(2, 2)))
+        device = "cuda"
 
     small = Devices(gpus=(GPU("small", 1000, True),))
     found = memory_finding(Found(), small)
