@@ -82,12 +82,10 @@ class PolicyPasses:
     @property
     def alone(self) -> PolicyPasses:
         """The same without any exchange between processes, for whole models only: what is given is this process's."""
-        return replace(
-            self,
-            get_model=lambda: self.accelerator.unwrap_model(self.model),  # a wrapper may send buffers around
-            gather=list,
-            is_alone=True,
-        )
+        if self.accelerator.num_processes == 1:
+            return self
+        # The wrapper of data parallelism may send buffers around, even in a forward without gradient.
+        return replace(self, get_model=lambda: self.accelerator.unwrap_model(self.model), gather=list, is_alone=True)
 
     @property
     def _place(self) -> tuple[int, int]:
