@@ -348,10 +348,32 @@ def counted_branches() -> Iterator[dict[str, int]]:
         passes.branch_logps = original  # type: ignore[assignment]
 
 
+class PassTokens:
+    """Tokens of the forwards that score and of those that learn, padding included."""
+
+    def __init__(self, policy: Any):
+        self.scored = self.learned = 0
+        policy.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, module: Any, args: Any, inputs: Any) -> None:
+        if "selected_positions" not in inputs:  # a reply is decoded
+            return
+        if torch.is_grad_enabled():
+            self.learned += inputs["input_ids"].numel()
+        else:
+            self.scored += inputs["input_ids"].numel()
+
+    @property
+    def floor(self) -> float:
+        """Scoring over update if a token cost the same everywhere, and a backward two forwards."""
+        return self.scored / (3 * self.learned)
+
+
 def bench_step(repeats: int, num_steps: int, generations: int) -> dict[str, Any]:
     """TASPO over GRPO, in turn, so that a drifting machine treats both alike."""
     rows: dict[str, list[dict[str, float]]] = {"taspo": [], "grpo": []}
     makers = {name: trainer(name == "taspo", generations, num_steps=num_steps) for name in rows}
+    counted = {name: PassTokens(made.model) for name, made in makers.items()}
     with counted_branches() as tokens:
         for draw in range(repeats):
             # Who comes first changes too: the first of all meets a cold process.
@@ -386,6 +408,8 @@ def bench_step(repeats: int, num_steps: int, generations: int) -> dict[str, Any]
         / (middle["taspo"]["total"] - middle["taspo"]["scoring"]),
         "learning_ratio_median": statistics.median(learning),
         "scoring_over_update": middle["taspo"]["scoring"] / middle["taspo"]["update"],
+        # Of log pi_old too, where it is computed.
+        "passes_over_update_by_tokens": {name: one.floor for name, one in counted.items()},
         "coverage": middle["taspo"]["coverage"],
         "scorable_share": middle["taspo"]["scorable"],
         "guided_tokens": tokens,
@@ -397,7 +421,8 @@ def bench_step(repeats: int, num_steps: int, generations: int) -> dict[str, Any]
         f"TASPO / GRPO: step {result['step_ratio_median']:.3f} in CPU seconds (target <= "
         f"{1.12 if num_steps == 1 else 1.06}), with over without "
         f"its scoring {result['step_over_step_without_scoring']:.3f}, log-probabilities + scoring + update "
-        f"{result['learning_ratio_median']:.3f}; guided tokens {tokens}"
+        f"{result['learning_ratio_median']:.3f}; guided tokens {tokens}; passes over update by tokens alone "
+        f"{counted['taspo'].floor:.3f} and {counted['grpo'].floor:.3f}"
     )
     return result
 
