@@ -81,6 +81,7 @@ from .training.checks import (
     check_parallelism,
     check_trainable,
     named_datasets,
+    wanted_without_padding,
 )
 from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
@@ -264,7 +265,11 @@ class TASPOTrainer(GRPOTrainer):
             add_selected_projection(one, self.temperature, args.cast_lm_head_to_fp32)
         is_sharded = self._dist.is_zero3 or self._dist.is_fsdp
         require_reproduction(
-            policy, self.temperature, is_sharded=is_sharded, gather=self._gather, padding_free=args.padding_free
+            policy,
+            self.temperature,
+            is_sharded=is_sharded,
+            gather=self._gather,
+            padding_free=wanted_without_padding(args, self.model),
         )
         is_routed = isinstance(environment_factory, Mapping)
         factories: Any = environment_factory if is_routed else {None: environment_factory}

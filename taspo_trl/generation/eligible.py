@@ -43,7 +43,7 @@ def why_model_generates(model: Any) -> str:
         return f"{name} attends by places in the batch"
     if getattr(base, "_tp_size", None) not in (None, 1):
         return f"{name} is split over devices by tensor parallelism"
-    return _why_adapters(model)
+    return why_adapters(model)
 
 
 def why_settings_generate(extra: Mapping[str, Any], cache_implementation: str | None) -> str:
@@ -54,7 +54,8 @@ def why_settings_generate(extra: Mapping[str, Any], cache_implementation: str | 
     return f"`generation_kwargs` holds `{other[0]}`" if other else ""
 
 
-def _why_adapters(model: Any) -> str:
+def why_adapters(model: Any) -> str:
+    """Which adapter of the model minds more of a row than its own tokens; empty for adapters that change weights."""
     for one in (getattr(model, "peft_config", None) or {}).values():
         kind = str(getattr(one.peft_type, "value", one.peft_type))
         if getattr(one, "is_prompt_learning", False) or kind in _ADAPTERS:

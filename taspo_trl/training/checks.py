@@ -12,6 +12,7 @@ from ..environments.tools import ToolEnvironment, adapted_object
 from ..environments.workers import EnvironmentPool
 from ..errors import ConfigurationError
 from ..evaluation.play import refuse_repeated
+from ..generation.eligible import why_adapters
 from ..methods import Recipe
 from ..rollout.rewards import REWARD_KEYWORDS, takes_environments
 from ..rollout.tasks import check_columns
@@ -278,6 +279,19 @@ def check_model(model: Any, is_vision_model: bool, has_router_loss: bool) -> Non
             "Prompt-learning adapters put virtual tokens before the context, which moves every position that is "
             "scored. Use LoRA or full training."
         )
+
+
+def wanted_without_padding(args: TASPOConfig, model: Any) -> bool | None:
+    """`padding_free` as [`~taspo_trl.scoring.reproduces.require_reproduction`] takes it; False for adapters that mind
+    more of a row than its own tokens.
+
+    Raises:
+        ConfigurationError: it is asked for with such an adapter.
+    """
+    reason = why_adapters(model)
+    if reason and args.padding_free:
+        raise ConfigurationError(f"`padding_free` is True, but {reason}. Leave it out: rows are then padded.")
+    return False if reason else args.padding_free
 
 
 def check_trainable(args: TASPOConfig, model: Any, peft_config: Any) -> None:

@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.scoring.projection import selected_forward
+from taspo_trl.training.checks import wanted_without_padding
 from tests import tiny
 from tests.methods.test_training import ROWS, acting
 from tests.training.test_riding import play
@@ -84,3 +85,17 @@ def test_a_model_without_positions_is_refused_when_it_is_asked_for(tmp_path):
     model = MptForCausalLM(MptConfig(vocab_size=len(tok), d_model=16, n_heads=2, n_layers=1, expansion_ratio=2))
     with pytest.raises(ConfigurationError, match="`padding_free` is True, but the forward of MptModel takes no"):
         tiny.trainer(tmp_path, model=model, padding_free=True)
+
+
+@pytest.mark.parametrize("given", [True, None])
+def test_an_adapter_that_looks_into_the_whole_row_keeps_it_padded(tmp_path, given):
+    from types import SimpleNamespace
+
+    adapter = SimpleNamespace(peft_type="LORA", alora_invocation_tokens=[5, 6])
+    model, args = SimpleNamespace(peft_config={"default": adapter}), tiny.config(tmp_path, padding_free=given)
+    if given is None:
+        assert wanted_without_padding(args, model) is False
+        assert wanted_without_padding(args, tiny.model()) is None
+    else:
+        with pytest.raises(ConfigurationError, match="`padding_free` is True, but an activated LoRA looks for"):
+            wanted_without_padding(args, model)
