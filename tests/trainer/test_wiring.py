@@ -290,7 +290,7 @@ def micro_batch_bounds(stages: Stages) -> set[int]:
     return {stages.maker.passes.max_tokens, stages.played["plan_update"].max_tokens}
 
 
-LAYOUT = UpdateLayout(num_steps=2, num_micro_steps=2, is_off_policy=True)
+LAYOUT = UpdateLayout(num_steps=2, num_micro_steps=2, is_off_policy=True, num_iterations=2)
 
 WIRES: Mapping[str, Wire] = {
     # Episodes
@@ -386,6 +386,7 @@ OTHER: Mapping[str, Wire] = {
                        ("TokenWeights", "token")),
     "environment_backend": Wire("process", lambda s: s.made.environment_pool._backends[None]),
     "padding_free": Wire(True, of("maker.passes.padding_free")),
+    "score_during_rollout": Wire(True, of("maker.settings.scores_during_rollout")),
     "success_threshold": Wire(0.25, lambda s: s.made.environment_pool.probes[None].success_threshold),
     "use_vllm": Wire(True, engine_of, "vllm"),
 }  # fmt: skip
