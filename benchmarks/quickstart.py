@@ -44,9 +44,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("taspo", type=Path, help="folder of `make quickstart`")
     parser.add_argument("grpo", type=Path, help="folder of the same with `--guidance none`")
+    parser.add_argument("--note", default="", help="what else the machine did, since the seconds depend on it")
     options = parser.parse_args()
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (options.taspo, options.grpo)]
     found = joined(*summaries)
+    if options.note:
+        found["note"] = options.note
     kept = json.loads(FILE.read_text()).get("seconds_of_12_steps_beside_153bd1b") if FILE.exists() else None
     if kept is not None:
         found["seconds_of_12_steps_beside_153bd1b"] = kept
