@@ -745,7 +745,7 @@ def bench_beside(repeats: int, num_groups: int = 8, generations: int = 4, latenc
             seed=0,
             rollout=draw,
             step=0,
-            layout=UpdateLayout(2, 1, True),
+            layout=UpdateLayout(num_steps=2, num_micro_steps=1, is_off_policy=True),
             on_episode_end=on_end,
         )
         return {"total": time.perf_counter() - started, **found.metrics}, sorted(last.values())
