@@ -39,7 +39,7 @@ SAME = {
     "ranks without guidance (EVL-2)": {"scenario": "uneven"},
     "two steps per rollout": {"steps_per_generation": 2, "steps": 4},
     # 12 episodes on two ranks: the second group of four straddles them.
-    "straddling groups": {"episodes": 12},
+    "straddling groups, without padding": {"episodes": 12, "config": {"padding_free": True}},
     "scored beside the rollout": {
         "episodes": 12,
         "steps_per_generation": 2,
