@@ -97,7 +97,8 @@ def test_an_engine_that_decodes_step_by_step_does_not_wait_for_a_slow_environmen
     policy = SteppedPolicy(renderer.tokenizer, scripts)
     played = play(renderer, scripts, policy=policy, ledger=ledger, on_episode_end=on_episode_end)
     assert [t.stop_reason for t in played] == [StopReason.SOLVED] * 3
-    assert ended == [played[k].uid for k in (2, 1, 0)]
+    # A busy machine may let either of the quick members end first.
+    assert sorted(ended[:2]) == sorted(played[k].uid for k in (1, 2)) and ended[2] == played[0].uid
     assert policy.forgotten == ended and policy.flushes == []
 
 
