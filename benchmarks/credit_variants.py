@@ -404,8 +404,8 @@ def variants_report(saved: Saved, scores: Mapping[Key, Scored]) -> dict[str, Any
     for kind, truth in truths.items():
         rows = {name: labelled(batch, found, truth.labels) for name, found in credits.items()}
         for name, method in report["methods"].items():
-            method[kind].pop("examples")
-            method[kind].pop("families")
+            for name_of_part in ("examples", "families", "accepted", "minus grpo"):
+                method[kind].pop(name_of_part, None)
             for base in {"taspo", VARIANTS[name].base} - {name} if name in VARIANTS else ():
                 paired = difference(rows[name], rows[base], truth.threshold, NUM_RESAMPLES)
                 method[kind][f"minus {base}"] = {m: paired[m].to_json() for m in ("auc", "rank_correlation")}
