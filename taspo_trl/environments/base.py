@@ -48,7 +48,8 @@ class ResetResult:
     - `messages` (`list[dict]`): conversation contexts: the messages that open the chat, in place of the template's;
       each has a `role` and a `content`, both strings.
 
-    `progress` (a number, larger is nearer to the goal) is read by what measures credit, in both results.
+    `progress` (a number, larger is nearer to the goal) is read by what measures credit, in both results. It comes
+    before `oracle_plan()`.
     """
 
     observation: str
