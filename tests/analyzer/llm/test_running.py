@@ -47,7 +47,7 @@ def test_training_works_in_a_running_event_loop_twice_and_after_an_interrupt(ser
         )
         collect = trainer.experience_maker.guidance.collect
 
-        def interrupted() -> Any:
+        def interrupted(*arguments: Any) -> Any:
             trainer.experience_maker.guidance.collect = collect
             raise KeyboardInterrupt
 
