@@ -118,8 +118,9 @@ class TASPOConfig(GRPOConfig):
             How the outcome of an episode becomes the credit of its tokens: `"taspo"`, `"grpo"`, or one of the others
             in docs/methods.md (`taspo methods` lists them).
         method_options (`dict[str, Any] | str`, *optional*):
-            Constants of a method other than TASPO, whose constants are the options below; on the command line as JSON.
-            `taspo methods NAME` lists them. An option that the method does not have is refused.
+            Options of the method, which `taspo methods NAME` lists; the paper's constants of TASPO are the options
+            below. On the command line as JSON or as a YAML mapping in braces. An option that the method does not
+            have is refused.
         teacher_model (`str`, *optional*):
             Who plays the teacher of a method whose teacher is another model (`"opd"`): a model id, a folder, or the
             address of a server that gives log-probabilities. It must have the policy's tokenizer.
@@ -404,7 +405,7 @@ class TASPOConfig(GRPOConfig):
     method_options: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "Constants of a method other than TASPO, as JSON; `taspo methods NAME` lists them.",
+            "help": "Options of the method, as JSON or YAML in braces; `taspo methods NAME` lists them.",
         },
     )
     teacher_model: str | None = field(

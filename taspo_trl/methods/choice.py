@@ -109,17 +109,30 @@ def _named(name: Any) -> Method:
 
 
 def _mapping(options: Any) -> dict[str, Any]:
-    """`method_options` as a mapping; a text is JSON, as on a command line."""
+    """`method_options` as a mapping; a text is JSON or a YAML mapping in braces, as on a command line."""
     if isinstance(options, str):
-        with contextlib.suppress(ValueError):
+        try:
             options = json.loads(options)
+        except ValueError:
+            options = _braces(options)
     if options is None:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise ConfigurationError(
-            f"`method_options` must be a mapping of names to values, as JSON '{{\"share\": 0.5}}', got {options!r}."
+            f"`method_options` must be a mapping of names to values, such as '{{\"share\": 0.5}}' (JSON) or "
+            f"'{{share: 0.5}}' (YAML), got {options!r}."
         )
     return dict(options)
+
+
+def _braces(text: str) -> Any:
+    """The YAML mapping in braces that `text` is, or else the text."""
+    import yaml
+
+    with contextlib.suppress(yaml.YAMLError):
+        if text.lstrip().startswith("{"):
+            return yaml.safe_load(text)
+    return text
 
 
 def _check_context(method: Method, block: Any) -> None:

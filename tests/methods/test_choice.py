@@ -65,6 +65,8 @@ def test_taspo_s_constants_reach_its_rule():
 def test_guidance_is_the_block_of_methods_that_have_one():
     by_guidance = make(method="serl", guidance="serl_next")
     by_option = make(method="serl", method_options={"block": "serl_next"})
+    for text in ('{"block": "serl_next"}', "{block: serl_next}"):
+        assert make(method="serl", method_options=text).method_options == {"block": "serl_next"}
     assert settled(by_guidance) == settled(by_option) and by_option.guidance == "serl_next"
     assert make(method="taspo_factor", guidance="random_success").guidance == "random_success+serl_immediate"
     assert make(method="opid", guidance="own_workflow").guidance == "own_workflow"
@@ -105,6 +107,7 @@ def test_guidance_is_the_block_of_methods_that_have_one():
         ({"method_options": {"cap_refused": True}, "allocation": "token"}, "caps the weights of whole actions"),
         ({"method": "rlsd", "method_options": "share=0.5"}, "must be a mapping.*JSON"),
         ({"method": "rlsd", "method_options": [1]}, "must be a mapping"),
+        ({"method": "rlsd", "method_options": "{share: 0.5"}, "must be a mapping"),
         ({"method": "opd"}, "`teacher_model` is not set"),
         ({"method": "sdpo", "teacher_model": "a/b"}, "`teacher_model='a/b'` has no use in `method='sdpo'`.*'ema'"),
         ({"method": "opd", "teacher_model": "http://me:secret@host/v1"}, "`teacher_model` holds a user name"),
