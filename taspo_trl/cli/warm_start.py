@@ -223,6 +223,11 @@ def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
         raise ConfigurationError(
             f"`dtype` is what quantized weights are multiplied in, got {model.dtype!r}: name a type, or leave it out."
         )
+    if (model.load_in_4bit or model.load_in_8bit) and not model.use_peft:
+        raise ConfigurationError(
+            "Quantized weights cannot be trained, only an adapter on them: add `--use_peft`, or leave "
+            "`--load_in_4bit` and `--load_in_8bit` out."
+        )
     return training, model
 
 
@@ -430,6 +435,7 @@ def _imitate(
             peft_config=get_peft_config(model),
             quantization_config=quantization,
         )
+    trainer.add_callback(_log_last_step())
     tell = trainer.accelerator.print
     last = last_checkpoint(output) if checkpoint is None else None
     if last is not None:
@@ -456,6 +462,18 @@ def _imitate(
     tell(f"{kind} saved to {output}{found}.")
     if hasattr(trainer, "end"):
         trainer.end()
+
+
+def _log_last_step() -> Any:
+    """A callback that logs the last step, too: the loss told at the end is that of the end."""
+    from transformers import TrainerCallback
+
+    class LogLastStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step >= state.max_steps:
+                control.should_log = True
+
+    return LogLastStep()
 
 
 def _save(trainer: Any, output: Path, summary: dict[str, Any]) -> bool:

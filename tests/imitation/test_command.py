@@ -49,6 +49,7 @@ def test_an_oracle_s_episodes_become_a_model_once(model, tmp_path, capsys):
     assert "4 of 4 episodes are recorded" in said and "4 successes with" in said and "left out: none" in said
     summary = json.loads((tmp_path / "out/warm_start.json").read_text())
     assert summary["turns"] == sum(len(solve(row)) for row in rows())
+    assert summary["loss"]["first"] != summary["loss"]["last"], "the last step is logged, whatever `--logging_steps`"
     assert summary["imitation"]["num_steps"] == 3 and summary["imitation"]["learning_rate"] == 1e-4, "that of a LoRA"
     from transformers import AutoModelForCausalLM
 
@@ -132,6 +133,8 @@ def test_mistakes(model, tmp_path, capsys):
     assert "weighs prompts" in refused("--model", model, "--player", "oracle", "--completion_only_loss", "true")
     assert "Did you mean `max_steps`" in refused("--model", model, "--player", "oracle", "--max-stepz", "4")
     assert "invalid choice" in refused("--model", model, "--player", "oracle", "--lr-scheduler-type", "steep")
+    assert "add `--use_peft`" in refused("--model", model, "--player", "oracle", "--load_in_4bit", *SMALL)
+    assert not (tmp_path / "out/_warm_start/recording.json").exists(), "refused before anybody played"
     assert "must begin with a provider" in refused("--model", model, "--player", "gpt", *SMALL)
 
 
