@@ -21,8 +21,43 @@ from .options.ranges import check_choices, check_ranges
 from .redaction import Secret, credentials_of, holds_secret, without_credentials, without_secrets
 
 
-@dataclass
-class TASPOConfig(GRPOConfig):
+class Discreet:
+    """A configuration of which no pickle, no text and no tracker gets a credential; copies in memory have them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: `training_args.bin` lies in every checkpoint and goes to the Hub, so it holds no token."""
+        state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+        return {
+            name: without_credentials(value) if isinstance(value, Mapping) else value for name, value in state.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers', for trackers and files: no credential of nested options, nothing like a key in a text."""
+        shown: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        return without_secrets(without_credentials(shown))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+    __str__ = __repr__
+
+    def __copy__(self) -> Any:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        made = object.__new__(type(self))
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+    def _hide_credentials(self, values: Mapping[str, Any]) -> None:
+        """As long as this lives, no text of the package shows credentials of options, whoever quotes them."""
+        self._credentials = [Secret(value) for value in credentials_of(values)]
+
+
+@dataclass(repr=False)
+class TASPOConfig(Discreet, GRPOConfig):
     r"""
     Configuration class for the [`TASPOTrainer`].
 
@@ -535,8 +570,7 @@ class TASPOConfig(GRPOConfig):
                     "configuration is saved with every checkpoint. Write the plain address, for example "
                     "http://localhost:8000/v1, and keep what proves who you are in the environment."
                 )
-        # As long as the configuration lives, no text of the package shows them, whoever quotes them.
-        self._credentials = [Secret(value) for value in credentials_of(values)]
+        self._hide_credentials(values)
         self._choose_method(values)
         if self.use_vllm:
             check_vllm_options(self)
@@ -594,32 +628,6 @@ class TASPOConfig(GRPOConfig):
         if self.hub_private_repo is None:
             self.hub_private_repo = True
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: `training_args.bin` lies in every checkpoint and goes to the Hub, so it holds no token."""
-        state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
-        return {
-            name: without_credentials(value) if isinstance(value, Mapping) else value for name, value in state.items()
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """As transformers', for trackers and files: no credential of nested options, nothing like a key in a text."""
-        return without_secrets(without_credentials(super().to_dict()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
-
-    __str__ = __repr__
-
-    def __copy__(self) -> TASPOConfig:
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        return made
-
-    def __deepcopy__(self, memo: dict) -> TASPOConfig:
-        made = object.__new__(type(self))
-        vars(made).update(copy.deepcopy(vars(self), memo))
-        return made
 
     def _own_choices(self) -> dict[str, tuple[Any, ...]]:
         """Option of TASPO's -> its values; None where it is the default."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from datasets import Dataset, Features, List, Value
 from torch.utils.data import Sampler
 from trl import SFTConfig, SFTTrainer
 
-from ..config import has_bf16_cpu, has_bf16_gpu
+from ..config import Discreet, has_bf16_cpu, has_bf16_gpu
 from ..errors import ConfigurationError
 from .demonstration import Demonstration
 
 
-@dataclass
-class ImitationConfig(SFTConfig):
+@dataclass(repr=False)
+class ImitationConfig(Discreet, SFTConfig):
     """
     Configuration of the [`ImitationTrainer`].
 
@@ -90,6 +90,7 @@ class ImitationConfig(SFTConfig):
         if getattr(self, "activation_checkpointing", False) is None:  # newer transformers warn of the name of TRL
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
+        self._hide_credentials({one.name: getattr(self, one.name) for one in fields(self)})
         if not self.prompt_loss >= 0:
             raise ConfigurationError(f"`prompt_loss` must not be negative, got {self.prompt_loss!r}.")
         unweighted = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -109,6 +112,14 @@ def test_a_lora_alone_is_trained_and_merged(tmp_path):
     after = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
     moved = {name for name, value in after.items() if not value.equal(before[name])}
     assert moved and all("proj" in name for name in moved)
+
+
+def test_no_credential_leaves_the_configuration(tmp_path):
+    given = json.dumps({"token": "CANARY-1234", "revision": "main"})  # as a command line gives it
+    args = ImitationConfig(str(tmp_path), hub_token="CANARY-hub-33", model_init_kwargs=given, run_name="kept")
+    assert args.model_init_kwargs["token"] == "CANARY-1234"
+    texts = (pickle.dumps(args).decode("latin-1"), json.dumps(args.to_dict()), repr(args), str(args))
+    assert all("kept" in text and "CANARY" not in text for text in texts)
 
 
 def test_refusals(tmp_path):
