@@ -208,13 +208,14 @@ def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
     kinds: Any = (ImitationConfig, ModelConfig)
     made = Parser(kinds)
     named = {one.split("=")[0].lstrip("-").replace("-", "_") for one in rest if one.startswith("--")}
-    is_quantized = bool(named & {"load_in_4bit", "load_in_8bit"})
-    if "use_peft" in named:
+    given = [*rest, "--output_dir", options.output, "--seed", str(options.seed)]
+    asked, _ = made.parse_known_args(given)
+    is_quantized = asked.load_in_4bit or asked.load_in_8bit
+    if asked.use_peft:
         dtype = "bfloat16" if is_quantized else "auto"  # quantized weights have none of their own to compute in
         defaults = {"learning_rate": 1e-4, "dtype": dtype, "lora_target_modules": ["all-linear"]}
         made.set_defaults(**{name: value for name, value in defaults.items() if name not in named})
     made.set_defaults(logging_first_step=True)
-    given = [*rest, "--output_dir", options.output, "--seed", str(options.seed)]
     try:
         training, model = made.parse_args_into_dataclasses(given, look_for_args_file=False)
     except ValueError as error:  # values that TrainingArguments and its subclasses refuse
