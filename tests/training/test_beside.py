@@ -13,6 +13,7 @@ from transformers import LlamaModel
 
 from taspo_trl.errors import ConfigurationError
 from taspo_trl.guidance.base import Construction
+from taspo_trl.rollout import loop
 from taspo_trl.training import beside
 from taspo_trl.training.assembly import scores_during_rollout
 from taspo_trl.types import Block, Guidance
@@ -111,6 +112,7 @@ def play(folder, patch, hold=None, fail_at=None, construction=Given, method="tas
     try:
         with patch.context() as inner:
             inner.setattr(LlamaModel, "forward", noting)
+            inner.setattr(loop, "_PATIENCE_SECONDS", 10.0)  # a busy machine makes no quick environment a slow one
             made._new_rollout([made.train_dataset[0]] * 4 + [made.train_dataset[1]] * 4)
     finally:
         policy.timer.cancel()
