@@ -224,7 +224,7 @@ def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
         raise ConfigurationError(
             f"`dtype` is what quantized weights are multiplied in, got {model.dtype!r}: name a type, or leave it out."
         )
-    if (model.load_in_4bit or model.load_in_8bit) and not model.use_peft:
+    if is_quantized and not model.use_peft:
         raise ConfigurationError(
             "Quantized weights cannot be trained, only an adapter on them: add `--use_peft`, or leave "
             "`--load_in_4bit` and `--load_in_8bit` out."
