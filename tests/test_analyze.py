@@ -145,7 +145,9 @@ def test_records_without_prompt_ids_cannot_be_scored_and_the_remedy_is_named(tmp
 def test_a_model_whose_forward_is_not_ours_is_refused_before_it_scores(trained, monkeypatch):
     source = Path(trained.args.output_dir) / "_trajectories"
     before = trained.model.__dict__.get("forward")
-    monkeypatch.setattr("taspo_trl.scoring.reproduces.compare", lambda *_: Finding(refused="Odd computes its logits"))
+    monkeypatch.setattr(
+        "taspo_trl.scoring.reproduces.compare", lambda *_, **__: Finding(refused="Odd computes its logits")
+    )
     with pytest.raises(ConfigurationError, match="Odd computes its logits"):
         analyze(source, model=trained.model, tokenizer=byte_bpe())
     assert trained.model.__dict__.get("forward") is before
