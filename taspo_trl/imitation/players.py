@@ -111,7 +111,9 @@ class FunctionPlayer(_Stateless):
 
     num_workers = 1
 
-    def __init__(self, function: Callable[[PlayerTurn], str], name: str | None = None, reply_format=REPLY_FORMAT):
+    def __init__(
+        self, function: Callable[[PlayerTurn], str], name: str | None = None, reply_format: str = REPLY_FORMAT
+    ):
         if "{action}" not in reply_format:
             raise ConfigurationError(f"`reply_format` must hold {{action}}, got {reply_format!r}.")
         self.name = str(name or getattr(function, "__qualname__", repr(function)))
