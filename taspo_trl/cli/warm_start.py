@@ -442,6 +442,9 @@ def _imitate(
     if last is not None:
         tell(f"Learning starts anew; `--resume_from_checkpoint last` would go on from {last}.")
     trainer.train(resume_from_checkpoint=checkpoint)
+    done, planned = trainer.state.global_step, trainer.state.max_steps
+    if done > planned:
+        tell(f"Nothing was learned: {checkpoint} is of step {done}, and the run was to end at step {planned}.")
     losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
     values = {one.name: getattr(training, one.name) for one in dataclasses.fields(training)}
     told = ("prompt_loss", "learning_rate", "seed", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -492,8 +495,41 @@ def _save(trainer: Any, output: Path, summary: dict[str, Any]) -> bool:
         for file in sorted(partial.iterdir(), key=lambda one: one.name in ("config.json", "adapter_config.json")):
             os.replace(file, output / file.name)
         shutil.rmtree(partial)
-        write_text(output / "warm_start.json", json.dumps(without_secrets(summary), indent=2) + "\n")
+        told = without_secrets(summary)
+        write_text(output / "README.md", _card(told, output.resolve().name, is_model))
+        write_text(output / "warm_start.json", json.dumps(told, indent=2) + "\n")
     return is_model
+
+
+def _card(summary: dict[str, Any], name: str, is_model: bool) -> str:
+    """The model card, in place of that of TRL's SFTTrainer, which knows neither player nor world."""
+    base, learned = summary["base_model"], summary["imitation"]
+    is_id = not Path(base).exists()
+    front = [f"library_name: {'transformers' if is_model else 'peft'}", "pipeline_tag: text-generation"]
+    front += [f"base_model: {json.dumps(base)}"] if is_id else []
+    front += ["tags:", "- generated_from_trainer", "- sft", "- taspo", "- trl"]
+    rank = summary["lora_r"]
+    facts = {
+        "Base model": f"`{base}`" if is_id else "a local folder",
+        "World": f"`{summary['environment']}`",
+        "Episodes": f"{summary['episodes']:,}, each a success that the environment verified twice",
+        "Played by": f"`{summary['player']}`" if summary["player"] else "whoever played the recording that was given",
+        "Turns imitated": f"{summary['turns']:,}",
+        "Episodes with guidance in the prompt": f"{summary['guided_share']:.0%}",
+        "Optimizer steps": f"{learned['num_steps']:,}",
+        "Learning rate": f"{learned['learning_rate']:g}",
+        "Tuning": f"LoRA of rank {rank}{', merged' if is_model else ''}" if rank else "full fine-tuning",
+    }
+    return "\n".join(
+        [
+            "---", *front, "---", "", f"# {name}", "",
+            "A language agent at its warm start, made by `taspo warm-start`: it imitates turns of solved episodes, "
+            "and is meant to be trained further (`taspo train`). How well it acts was not measured when this was "
+            "written; `taspo eval` does.", "",
+            "| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in facts.items()), "",
+            "`warm_start.json` beside this file has more.", "",
+        ]
+    )  # fmt: skip
 
 
 class _bar:

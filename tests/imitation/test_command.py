@@ -51,6 +51,9 @@ def test_an_oracle_s_episodes_become_a_model_once(model, tmp_path, capsys):
     assert summary["turns"] == sum(len(solve(row)) for row in rows())
     assert summary["loss"]["first"] != summary["loss"]["last"], "the last step is logged, whatever `--logging_steps`"
     assert summary["imitation"]["num_steps"] == 3 and summary["imitation"]["learning_rate"] == 1e-4, "that of a LoRA"
+    card = (tmp_path / "out/README.md").read_text()
+    assert "| Played by | `oracle` |" in card and "| Tuning | LoRA of rank 2, merged |" in card
+    assert "base_model" not in card and str(tmp_path) not in card, "a local folder is no name on the Hub"
     from transformers import AutoModelForCausalLM
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
