@@ -439,6 +439,8 @@ def test_credit_is_measured_with_a_model_and_from_a_run(model, run, tmp_path, ca
 
     assert main(["credit", "--records", str(run), *arguments]) == 0
     assert "taspo" in json.loads((tmp_path / "credit" / "credit.json").read_text())["methods"]
+    assert json.loads((tmp_path / "credit" / "credit-1.json").read_text()) == report  # paid for, and kept
+    assert (tmp_path / "credit" / "credit-1.png").exists() and "credit-1.json" in capsys.readouterr().out
 
 
 def test_credit_asks_for_a_model_or_a_run(model, run, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--dtype", default="auto", help="weights: auto, float32, bfloat16, ... (default: auto)")
     made.add_argument("--device", default=None, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    made.add_argument("-o", "--output", default="credit", help="folder for credit.json and credit.png")
+    made.add_argument(
+        "-o", "--output", default="credit", help="folder for credit.json and credit.png; earlier ones are kept"
+    )
     return made
 
 
@@ -62,6 +65,7 @@ def main(arguments: list[str]) -> int:
         options.environment, json_arguments(options.environment_kwargs, "--environment-kwargs")
     )
     folder = Path(options.output)
+    kept = _set_aside(folder)
     if options.records:
         report = _recorded(options, {None: factory})
     else:
@@ -69,6 +73,8 @@ def main(arguments: list[str]) -> int:
         report = _played(options, factory, folder)
     _write(folder, report)
     _print(report)
+    if kept is not None:
+        print(f"The report that stood here is kept as {kept}.")
     print(f"{folder / 'credit.json'}, {folder / 'credit.png'}")
     return 0
 
@@ -281,6 +287,16 @@ def _reading(
         rate = wilson_rate([t.success for k in kept for t in played[k].trajectories if t.is_usable])
         found[name] = {"tasks": len(kept), "success": [rate.value, rate.low, rate.high]}
     return found
+
+
+def _set_aside(folder: Path) -> Path | None:
+    """The name that an earlier report in the folder has from now on: its continuations were paid for."""
+    if not (folder / "credit.json").exists():
+        return None
+    number = next(n for n in itertools.count(1) if not (folder / f"credit-{n}.json").exists())
+    if (folder / "credit.png").exists():
+        (folder / "credit.png").rename(folder / f"credit-{number}.png")
+    return (folder / "credit.json").rename(folder / f"credit-{number}.json")
 
 
 def _write(folder: Path, report: Mapping[str, Any]) -> None:
