@@ -156,6 +156,9 @@ class GuidanceStage:
         self._pool: DaemonPool | None = None
         self._is_warned = False
         self._lock = threading.RLock()  # cancelling a future runs its callback, `_build`, in the same thread
+        self.unread = ""
+        """Why nobody would read the guidance of what is submitted from now on: none is made and nothing paid. Empty:
+        it is read."""
         self._reset()
 
     def _reset(self) -> None:
@@ -179,9 +182,11 @@ class GuidanceStage:
             advantages (`Sequence[float]`, *optional*):
                 A_i of its members, in their order. If `None`, computed from the rewards.
         """
-        if self._construction is None:
+        if self._construction is None or self.unread:
+            name = "none" if self._construction is None else self._construction.name
+            reason = "no_construction" if self._construction is None else self.unread
             for member in group.trajectories:
-                self._results[member.uid] = Guidance(member.uid, "none", abstain_reason="no_construction")
+                self._results[member.uid] = Guidance(member.uid, name, abstain_reason=reason)
             return
         if advantages is None:
             advantages = outcome_advantages(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -74,6 +74,23 @@ class Recipe:
         asks = getattr(self.weight, "reads_scores", None)
         of_weight = self.weight.needs.scope != "none" and (asks is None or asks(batch))
         return self.advantage.needs.scope != "none" or of_weight
+
+    def reads_guidance(self, batch: Batch, updates: Iterable[int]) -> bool:
+        """Whether any part looks at what guidance says about a batch: one whose schedule is at 0 does not.
+
+        Args:
+            batch (`Batch`):
+                As in [`reads_scores`].
+            updates (`Iterable[int]`):
+                n of the updates that the batch feeds, for a distillation term.
+        """
+        if not self.needs.blocks:
+            return True  # made because the user asked for it, and for no schedule's sake
+        asks = getattr(self.weight, "reads_scores", None)
+        by_weight = bool(self.weight.needs.blocks) and (asks is None or asks(batch))
+        term = self.distill
+        by_term = term is not None and bool(term.needs.blocks) and any(term.share(n) != 0 for n in updates)
+        return bool(self.advantage.needs.blocks) or by_weight or by_term
 
     @property
     def contexts(self) -> tuple[str, ...]:

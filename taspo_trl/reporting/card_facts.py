@@ -253,11 +253,14 @@ def splits_of(dataset: Any) -> tuple[str, ...]:
 
 
 def logged_coverage(history: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The guidance coverage of each log entry in which some group had a contrast: elsewhere nobody wanted guidance."""
+    """The guidance coverage of each log entry in which somebody wanted guidance: some group had a contrast, and the
+    method's schedule was not at 0."""
     values = [
         entry["guidance/coverage"]
         for entry in history
-        if "guidance/coverage" in entry and entry.get("frac_reward_zero_std", 0.0) < 1.0
+        if "guidance/coverage" in entry
+        and entry.get("frac_reward_zero_std", 0.0) < 1.0
+        and not entry.get("guidance/none/zero_share")
     ]
     return [value for value in values if math.isfinite(value)]
 

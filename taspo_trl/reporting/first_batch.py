@@ -191,6 +191,8 @@ def _guidance(records: Sequence[TrajectoryRecord], advantages: Sequence[float], 
     if not guided:
         whys = [one.guidance.abstain_reason for one in wanted if one.guidance is not None]
         reasons = Counter(why.split(":")[0] for why in whys)
+        if set(reasons) == {"zero_share"}:  # a schedule that has not begun: none was made
+            return None
         told = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(4))
         return Finding(
             f"None of the {len(wanted)} episodes with an advantage has guidance ({told}): `{recipe.name}` has "

@@ -183,6 +183,8 @@ class ExperienceMaker:
         seconds: dict[str, float] = {}
         played: list[Trajectory] = []
         needs_old = layout.is_off_policy or self.settings.correction is not None
+        is_read = self.settings.recipe.reads_guidance(self._batch([], [], step, num_steps), layout.updates(step))
+        self.guidance.unread = "" if is_read else "zero_share"
         beside = self._beside(needs_old, step, num_steps) if self.settings.scores_during_rollout else None
 
         def on_end(trajectory: Trajectory) -> None:

@@ -11,10 +11,14 @@ import torch
 from datasets import Dataset
 from transformers import LlamaModel
 
+from taspo_trl import TASPOConfig
+from taspo_trl.credit.base import Batch
 from taspo_trl.environments import HouseholdEnvironment
 from taspo_trl.errors import InvariantError
 from taspo_trl.methods import METHODS
+from taspo_trl.methods.registry import recipe_for
 from taspo_trl.records import read_records
+from taspo_trl.reporting.card_facts import logged_coverage
 from tests import tiny
 from tests.methods.test_cards import num_branches
 from tests.reporting.test_metrics_doc import DOCUMENTED, is_final, matches
@@ -148,7 +152,24 @@ def test_nothing_is_scored_where_a_schedule_has_ended(tmp_path, forwards):
     entries = [entry for entry in made.state.log_history if "loss" in entry]
     assert [entry.get("credit/fallback/zero_share", 0.0) for entry in entries] == [0.0, len(second)]
     assert entries[1]["credit/weighted_share"] == 0.0
+    # Nor is anybody asked for guidance that nobody would read.
+    assert any(record.guidance for record in first) and not any(record.guidance for record in second)
+    assert entries[1]["guidance/none/zero_share"] == len(second) and "guidance/none/zero_share" not in entries[0]
+    assert logged_coverage(entries) == [entries[0]["guidance/coverage"]]
     made.close()
+
+
+def test_guidance_is_made_where_a_part_reads_it():
+    args = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"}
+    batches = [Batch((), (), step=step, num_steps=30) for step in (0, 10, 29)]
+
+    def asked(name, **options):
+        recipe = recipe_for(TASPOConfig(method=name, method_options=options, **args))
+        return [recipe.reads_guidance(one, range(one.step, one.step + 1)) for one in batches]
+
+    assert asked("serl", zero_at=10) == [True, False, False]
+    assert asked("factor", warmup=5, zero_at=20) == [False, True, False]
+    assert asked("taspo") == asked("gigpo") == asked("opsd") == [True] * 3
 
 
 def test_a_broken_promise_stops_the_run(tmp_path, monkeypatch):
