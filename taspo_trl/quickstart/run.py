@@ -309,7 +309,7 @@ def stages_lines(history: list[dict[str, Any]]) -> list[str]:
     entries = [entry for entry in history if "turns/mean" in entry]
 
     def mean(name: str) -> float:
-        values = [entry[name] for entry in entries if entry.get(name) is not None]  # None: there was nothing to count
+        values = [entry.get(name) or 0.0 for entry in entries]  # None: there was nothing to count
         return sum(values) / max(1, len(values))
 
     weights = [

@@ -155,6 +155,15 @@ def test_second_live_run_is_refused_before_it_touches_anything(tmp_path):
     second.train()
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C interrupts, also where a shell started the suite in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_says_from_where_it_goes_on(tmp_path, caplog, kind):
     def interrupt(step):
