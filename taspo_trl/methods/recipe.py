@@ -71,8 +71,7 @@ class Recipe:
             batch (`Batch`):
                 Only its step and the run's length are looked at.
         """
-        asks = getattr(self.weight, "reads_scores", None)
-        of_weight = self.weight.needs.scope != "none" and (asks is None or asks(batch))
+        of_weight = self.weight.needs.scope != "none" and self._weighs(batch)
         return self.advantage.needs.scope != "none" or of_weight
 
     def reads_guidance(self, batch: Batch, updates: Iterable[int]) -> bool:
@@ -86,11 +85,15 @@ class Recipe:
         """
         if not self.needs.blocks:
             return True  # made because the user asked for it, and for no schedule's sake
-        asks = getattr(self.weight, "reads_scores", None)
-        by_weight = bool(self.weight.needs.blocks) and (asks is None or asks(batch))
+        by_weight = bool(self.weight.needs.blocks) and self._weighs(batch)
         term = self.distill
         by_term = term is not None and bool(term.needs.blocks) and any(term.share(n) != 0 for n in updates)
         return bool(self.advantage.needs.blocks) or by_weight or by_term
+
+    def _weighs(self, batch: Batch) -> bool:
+        """Whether the weight rule's schedule is not at 0; a rule without a schedule always weighs."""
+        asks = getattr(self.weight, "reads_scores", None)
+        return asks is None or asks(batch)
 
     @property
     def contexts(self) -> tuple[str, ...]:

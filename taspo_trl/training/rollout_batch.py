@@ -183,9 +183,10 @@ class ExperienceMaker:
         seconds: dict[str, float] = {}
         played: list[Trajectory] = []
         needs_old = layout.is_off_policy or self.settings.correction is not None
-        is_read = self.settings.recipe.reads_guidance(self._batch([], [], step, num_steps), layout.updates(step))
+        empty = self._batch([], [], step, num_steps)  # schedules look at nothing but the steps
+        is_read = self.settings.recipe.reads_guidance(empty, layout.updates(step))
         self.guidance.unread = "" if is_read else "zero_share"
-        beside = self._beside(needs_old, step, num_steps) if self.settings.scores_during_rollout else None
+        beside = self._beside(needs_old, empty) if self.settings.scores_during_rollout else None
 
         def on_end(trajectory: Trajectory) -> None:
             played.append(trajectory)
@@ -268,19 +269,19 @@ class ExperienceMaker:
         key = None if recipe.knows_world else state_key(recipe.state_key)
         return Batch(tuple(groups), tuple(advantages), step=step, num_steps=num_steps, state_key=key)
 
-    def _beside(self, needs_old: bool, step: int, num_steps: int) -> GroupScoring:
+    def _beside(self, needs_old: bool, empty: Batch) -> GroupScoring:
         """What scores the groups of one rollout batch while others play."""
 
         def moves(group: TrajectoryGroup, centred: Sequence[float]) -> list[list[bool]]:
             if self.simulator is not None:  # it tells what the rule needs when all have played
                 return [[True] * len(t.turns) for t in group.trajectories]
-            return self._moves(self._batch([group], centred, step, num_steps))
+            return self._moves(replace(empty, groups=(group,), outcome=tuple(centred)))
 
         return GroupScoring(
             self.passes.alone,
             self.guidance,
             moves,
-            self._pairs if self.settings.recipe.reads_scores(self._batch([], [], step, num_steps)) else None,
+            self._pairs if self.settings.recipe.reads_scores(empty) else None,
             old=needs_old,
             reference=self.settings.has_reference,
             teacher=self.teacher,
