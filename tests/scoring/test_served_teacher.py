@@ -136,11 +136,31 @@ def test_what_is_temporary_is_asked_again_and_nothing_else_is(teacher_of, no_wai
     assert seen.count((6, 3, 9)) == 3 and seen.count((5, 9, 7, 4)) == 1
 
 
-def test_a_server_that_scores_nothing_is_taken_for_broken(teacher_of, no_waiting):
-    with FakeVLLM(lambda body, number: scored(body) if body["prompt"] == [0, 0] else 500) as server:
-        with pytest.raises(ServiceError, match=r"scored none of 2 rows.*500"):
-            teacher_of(server).score(ROWS)
-        assert len(server.requests) == 1 + 2 * served._ATTEMPTS
+def test_a_server_that_scores_nothing_costs_the_scores_and_is_told_of_once(teacher_of, no_waiting, caplog):
+    is_up = False
+
+    def reply(body, number):
+        return scored(body) if is_up or body["prompt"] == [0, 0] else 500
+
+    too_long = WholeRow(tuple(range(3, 20)), (1, 2))
+    with FakeVLLM(reply, max_model_len=10) as server:
+        teacher = teacher_of(server)
+        for _ in range(2):
+            found = teacher.score([*ROWS, too_long])
+            assert [one.logps.isnan().tolist() for one in found] == [[True, True], [True], [True, True]]
+            assert all(one.reason.startswith("service: ") and "500" in one.reason for one in found[:2])
+            assert found[2].reason == "over_window"
+        assert len(server.requests) == 1 + 2 * 2 * served._ATTEMPTS
+        assert len(caplog.messages) == 1
+        assert "scored none of 3 rows" in caplog.text and "500" in caplog.text
+        teacher.score([too_long])
+        is_up = True
+        assert teacher.score(ROWS)[1].logps.tolist() == pytest.approx([-0.3])
+        teacher.score([too_long])
+        assert len(caplog.messages) == 1
+        is_up = False
+        teacher.score(ROWS)
+        assert len(caplog.messages) == 2
 
 
 def test_a_server_that_is_not_there_is_named():

@@ -7,6 +7,7 @@ temperature to prompts). Whole distributions and values at other ids it cannot t
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,17 +22,20 @@ from ..distributions import Head
 from ..whole import TokenScores, WholeRow, unscored
 
 
+logger = logging.getLogger(__name__)
+
 _ATTEMPTS = 4
 _BACKOFF_SECONDS = 0.5
 _AT_ONCE = 32
+_SERVICE = "service: "
 _SAMPLE = "Put a clean mug in the coffee machine, then 3 apples & 1 \u00e9clair.\n<action>go</action>"
 
 
 class ServedTeacher:
     """Scores through `/v1/completions` with `prompt_logprobs`.
 
-    What one row suffers costs its own score: it gets a reason. If no row of a call could be scored, the server is
-    taken for broken.
+    What a row suffers costs its own score: it gets a reason. Where the server fails every row of a call, that is
+    warned of, once until it answers again: what has no score is not guided, and the run goes on.
 
     Args:
         base_url (`str`):
@@ -57,6 +61,7 @@ class ServedTeacher:
         self.timeout = timeout
         self.tokenizer = tokenizer
         self._is_checked = False
+        self._is_failing = False
 
     @property
     def head(self) -> Head:
@@ -100,7 +105,7 @@ class ServedTeacher:
 
         Raises:
             ConfigurationError: what is asked for cannot be served.
-            ServiceError: no row could be scored.
+            ServiceError: the first call finds no server, see [`ServedTeacher.check`].
         """
         if vocabulary < 0:
             raise _whole_distributions()
@@ -124,12 +129,7 @@ class ServedTeacher:
         except BaseException:  # Ctrl-C: else it would go on asking
             answer.cancel()
             raise
-        failures = [one.reason for one in scores if one.reason.startswith("service: ")]
-        if len(failures) == len(rows):
-            raise ServiceError(
-                f"The teacher's server at {self.server.url} scored none of {len(rows)} rows; the first said "
-                f"{failures[0].removeprefix('service: ')}. Look at its log, restart it and resume."
-            )
+        self._note([one.reason for one in scores])
         return scores
 
     def num_batches(self, rows: Sequence[WholeRow]) -> int:
@@ -149,6 +149,22 @@ class ServedTeacher:
     def close(self) -> None:
         """Close connections and thread."""
         self.server.close()
+
+    def _note(self, reasons: Sequence[str]) -> None:
+        """Say aloud that the server fails everything; a row that no server could score tells nothing of it."""
+        failures = [one.removeprefix(_SERVICE) for one in reasons if one.startswith(_SERVICE)]
+        was_failing = self._is_failing
+        if "" in reasons:
+            self._is_failing = False
+        elif failures:
+            self._is_failing = True
+        if self._is_failing and not was_failing:
+            logger.warning(
+                "The teacher's server at %s scored none of %d rows; the first failure: %s. These turns learn without "
+                "the teacher, and the run goes on: look at the server's log and restart it; it is asked again for "
+                "the next rows.",
+                self.server.url, len(reasons), failures[0],
+            )  # fmt: skip
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer is None or self.server.facts is None:
@@ -194,7 +210,7 @@ class ServedTeacher:
             except ServiceError as error:
                 failure = error
                 break
-        return unscored(len(row.positions), f"service: {failure}")
+        return unscored(len(row.positions), f"{_SERVICE}{failure}")
 
     async def _ask(self, row: WholeRow, top_k: int) -> TokenScores:
         body = {
