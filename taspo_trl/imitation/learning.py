@@ -56,7 +56,7 @@ class ImitationConfig(Discreet, SFTConfig):
 
     Raises:
         ConfigurationError: `prompt_loss` is negative, or between 0 and 1 together with an option that knows no
-            weights (`packing`, `padding_free`, `loss_type="dft"`, `label_smoothing_factor`).
+            weights (`packing`, `eval_packing`, `padding_free`, `loss_type="dft"`, `label_smoothing_factor`).
     """
 
     prompt_loss: float = field(
@@ -95,6 +95,7 @@ class ImitationConfig(Discreet, SFTConfig):
             raise ConfigurationError(f"`prompt_loss` must not be negative, got {self.prompt_loss!r}.")
         unweighted = {
             "packing": self.packing,
+            "eval_packing": self.eval_packing,
             "padding_free": self.padding_free,
             "loss_type": self.loss_type if self.loss_type != "nll" else None,
             "label_smoothing_factor": self.label_smoothing_factor,
@@ -123,13 +124,17 @@ class ImitationTrainer(SFTTrainer):
             How.
         demonstrations (`Sequence[Demonstration]`):
             Turns to imitate. Those without a reply, or without a prompt, are refused.
+        eval_dataset (`Sequence[Demonstration]` or [`~datasets.Dataset`] or `dict` of them, *optional*):
+            Held-out turns, weighed as those of the training. Any data set of [`~trl.SFTTrainer`] does where
+            `prompt_loss` is 0 or 1.
         kwargs:
             Further arguments of [`~trl.SFTTrainer`]: `processing_class`, `peft_config`, `quantization_config`,
             `callbacks`, ...
 
     Raises:
         ConfigurationError: there is nothing to imitate, or nothing to train; or `prompt_loss` between 0 and 1 meets
-            context or sequence parallelism.
+            context or sequence parallelism, a `compute_loss_func`, or an `eval_dataset` that does not say where
+            replies begin.
     """
 
     args: ImitationConfig
@@ -138,10 +143,29 @@ class ImitationTrainer(SFTTrainer):
     processing_class: Any
     _signature_columns: Any
 
-    def __init__(self, model: Any, args: ImitationConfig, demonstrations: Sequence[Demonstration], **kwargs: Any):
+    def __init__(
+        self,
+        model: Any,
+        args: ImitationConfig,
+        demonstrations: Sequence[Demonstration],
+        *,
+        eval_dataset: Any = None,
+        **kwargs: Any,
+    ):
         if not demonstrations:
             raise ConfigurationError("There is no turn to imitate: no recorded episode is a verified success.")
-        super().__init__(model, args, train_dataset=_dataset(demonstrations, args.prompt_loss), **kwargs)
+        if args.is_weighted and kwargs.get("compute_loss_func") is not None:
+            raise ConfigurationError(
+                "A `compute_loss_func` is not told the weight of prompts beside replies: leave it out, or set "
+                f"`prompt_loss` to 0 or 1, got {args.prompt_loss!r}."
+            )
+        super().__init__(
+            model,
+            args,
+            train_dataset=_dataset(demonstrations, args.prompt_loss),
+            eval_dataset=_evaluated(eval_dataset, args),
+            **kwargs,
+        )
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ConfigurationError(
                 "No parameter of the model requires a gradient: there is nothing to train. An adapter is loaded for "
@@ -169,6 +193,12 @@ class ImitationTrainer(SFTTrainer):
         batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         seed = args.seed if args.data_seed is None else args.data_seed
         return SimilarLengths(whole[_PROMPT_LENGTH][:], batch_size, seed, lambda: int(self.state.epoch or 0))
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """As in [`~trl.SFTTrainer`], of demonstrations too."""
+        return super().evaluate(_evaluated(eval_dataset, self.args), ignore_keys, metric_key_prefix)
 
     def _get_num_items_in_batch(self, batch_samples: list, device: Any) -> Any:
         """What the losses of an optimizer step are divided by: the sum of its weights, of all processes."""
@@ -233,6 +263,28 @@ def _dataset(demonstrations: Sequence[Demonstration], prompt_loss: float) -> Dat
     return Dataset.from_dict(columns, features=kinds)
 
 
+def _evaluated(data: Any, args: ImitationConfig) -> Any:
+    """What SFTTrainer takes as an `eval_dataset`, of what is given as one."""
+    if isinstance(data, Mapping):
+        return {name: _evaluated(one, args) for name, one in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str):  # a string names one that was given before
+        if not data:
+            raise ConfigurationError("The `eval_dataset` holds no turn: leave it out, or give held-out ones.")
+        return _dataset(data, args.prompt_loss)
+    columns = getattr(data, "column_names", None)  # None: not known before it is read
+    if args.is_weighted and columns is not None and _PROMPT_LENGTH not in columns:
+        raise _no_prompt_length(args.prompt_loss)
+    return data
+
+
+def _no_prompt_length(prompt_loss: float) -> ConfigurationError:
+    return ConfigurationError(
+        f"Prompts weigh {prompt_loss!r} beside replies (`prompt_loss`), but the `eval_dataset` has no columns "
+        f"`labels` and `{_PROMPT_LENGTH}`, which say where a reply begins. Give `Demonstration`s as the "
+        "`eval_dataset`, or set `prompt_loss` to 0 or 1."
+    )
+
+
 @dataclass(frozen=True)
 class _Weighted:
     """A collator whose batches say, too, how much each predicted token counts: `loss_weights` [B, L - 1]."""
@@ -241,6 +293,8 @@ class _Weighted:
     prompt_loss: float
 
     def __call__(self, examples: list[Mapping[str, Any]]) -> dict[str, Any]:
+        if any("labels" not in one or _PROMPT_LENGTH not in one for one in examples):
+            raise _no_prompt_length(self.prompt_loss)
         batch = self.collator([{key: one[key] for key in ("input_ids", "labels")} for one in examples])
         labels = batch["labels"]
         starts = torch.tensor([one[_PROMPT_LENGTH] for one in examples]).unsqueeze(1)

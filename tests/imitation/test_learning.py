@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
@@ -24,13 +25,14 @@ DATA = [
 MANY = [Demonstration(tuple(range(5, 7 + k % 5)), (20 + k, 30 + k)) for k in range(10)]
 
 
-def trainer(folder, data=DATA, model=None, peft_config=None, **values):
+def trainer(folder, data=DATA, model=None, peft_config=None, eval_dataset=None, compute_loss_func=None, **values):
     defaults = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "use_cpu": True, "bf16": False}
     silent = {"logging_steps": 1, "disable_tqdm": True, "save_strategy": "no", "report_to": "none", "max_steps": 1}
     args = ImitationConfig(str(folder), **{**defaults, **silent, **values})
     return ImitationTrainer(
-        model or tiny.model(), args, data, processing_class=tiny.tokenizer(), peft_config=peft_config
-    )
+        model or tiny.model(), args, data, processing_class=tiny.tokenizer(), peft_config=peft_config,
+        eval_dataset=eval_dataset, compute_loss_func=compute_loss_func,
+    )  # fmt: skip
 
 
 def trained(folder, data=DATA, resume=None, **values):
@@ -41,10 +43,10 @@ def trained(folder, data=DATA, resume=None, **values):
     return losses, {name: value.detach().clone() for name, value in made.model.named_parameters()}
 
 
-def reference(prompt_loss):
+def reference(prompt_loss, data=DATA):
     """The loss in float64, one row and one token after the other."""
     model, total, weights = tiny.model(dtype=torch.float64), 0.0, 0.0
-    for one in DATA:
+    for one in data:
         ids = torch.tensor([one.prompt_ids + one.reply_ids])
         logps = model(input_ids=ids).logits.log_softmax(-1)[0]
         for k in range(1, ids.shape[1]):
@@ -67,8 +69,31 @@ def test_the_loss_is_that_of_replies_and_weighted_prompts_however_it_is_split(tm
 
 def test_an_evaluation_weighs_prompts_as_training_does(tmp_path):
     made = trainer(tmp_path, prompt_loss=0.1, per_device_eval_batch_size=3)
-    found = made.evaluate(made.train_dataset)["eval_loss"]
-    assert found == pytest.approx(reference(0.1), rel=1e-6)
+    assert made.evaluate(made.train_dataset)["eval_loss"] == pytest.approx(reference(0.1), rel=1e-6)
+    found = made.evaluate({"all": DATA, "one": DATA[1:2]})
+    assert found["eval_all_loss"] == pytest.approx(reference(0.1), rel=1e-6)
+    assert found["eval_one_loss"] == pytest.approx(reference(0.1, DATA[1:2]), rel=1e-6)
+
+
+def test_held_out_turns_are_evaluated_while_others_are_learned(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 0.0, "per_device_eval_batch_size": 3}
+    made = trainer(tmp_path, MANY, eval_dataset=DATA, prompt_loss=0.1, **options)
+    made.train()
+    losses = [one["eval_loss"] for one in made.state.log_history if "eval_loss" in one]
+    assert losses == pytest.approx([reference(0.1)], rel=1e-6)
+
+
+def test_a_data_set_of_trl_is_evaluated_where_labels_alone_say_what_counts(tmp_path):
+    data = Dataset.from_dict({"prompt": ["look"], "completion": [" at it"]})
+    assert trainer(tmp_path, eval_dataset=data).evaluate()["eval_loss"] > 0
+    with pytest.raises(ConfigurationError, match=r"Prompts weigh 0\.1 .* no columns `labels` and `prompt_length`"):
+        trainer(tmp_path, eval_dataset=data, prompt_loss=0.1)
+    made = trainer(tmp_path, prompt_loss=0.1)
+    for given in (data, {"one": data}, data.to_iterable_dataset().map(lambda row: row)):
+        with pytest.raises(ConfigurationError, match=r"Give `Demonstration`s as the `eval_dataset`"):
+            made.evaluate(given)
+    with pytest.raises(ConfigurationError, match="holds no turn"):
+        made.evaluate([])
 
 
 def test_a_demonstration_is_learned_by_heart(tmp_path):
@@ -133,3 +158,7 @@ def test_refusals(tmp_path):
         trainer(tmp_path, prompt_loss=-1.0)
     with pytest.raises(ConfigurationError, match=r"`loss_type` knows no weight.*got 0\.5"):
         trainer(tmp_path, prompt_loss=0.5, loss_type="dft")
+    with pytest.raises(ConfigurationError, match=r"`eval_packing` knows no weight.*got 0\.5"):
+        trainer(tmp_path, prompt_loss=0.5, eval_packing=True)
+    with pytest.raises(ConfigurationError, match=r"`compute_loss_func` is not told the weight.*got 0\.5"):
+        trainer(tmp_path, prompt_loss=0.5, compute_loss_func=lambda *args, **kwargs: 0)
