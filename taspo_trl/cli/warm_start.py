@@ -199,6 +199,7 @@ def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
     from trl import ModelConfig, TrlParser
 
     from ..imitation import ImitationConfig
+    from ..imitation.learning import refuse_shards
 
     class Parser(TrlParser):
         def error(self, message: str) -> NoReturn:
@@ -229,6 +230,8 @@ def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
             "Quantized weights cannot be trained, only an adapter on them: add `--use_peft`, or leave "
             "`--load_in_4bit` and `--load_in_8bit` out."
         )
+    if not model.use_peft:  # an adapter is gathered in any case
+        refuse_shards(training)
     return training, model
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 from trl import SFTConfig, SFTTrainer
 
 from ..config import Discreet, has_bf16_cpu, has_bf16_gpu
-from ..errors import ConfigurationError
+from ..errors import CheckpointError, ConfigurationError
 from .demonstration import Demonstration
 
 
@@ -231,17 +231,54 @@ class ImitationTrainer(SFTTrainer):
 
         Returns:
             `bool`: False where an adapter was saved as one: on quantized weights, or on sharded ones.
+
+        Raises:
+            CheckpointError: DeepSpeed saved the weights in shards, see [`saves_shards`].
         """
         is_sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
         is_adapter = is_peft_model(self.model)
         if is_sharded or (is_adapter and getattr(self.model, "is_quantized", False)):
-            self.save_model(str(folder))
+            if self.is_fsdp_enabled:  # of shards it would save nothing
+                self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+            self.save_model(str(folder), _internal_call=True)
+            if saves_shards(self.args) and not is_adapter:
+                raise CheckpointError(
+                    f"{folder} holds the trained weights in DeepSpeed's shards, which nothing loads as a model: "
+                    f"`python {folder}/zero_to_fp32.py {folder} MODEL --safe_serialization` joins them. {_GATHER}"
+                )
             return not is_adapter
         if self.args.should_save:
             model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
             (model.merge_and_unload() if is_adapter else model).save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
         return True
+
+
+_GATHER = (
+    "For a model at once, set `stage3_gather_16bit_weights_on_model_save` to true in the configuration of DeepSpeed "
+    "(`zero3_save_16bit_model` in that of accelerate)."
+)
+
+
+def saves_shards(args: Any) -> bool:
+    """Whether DeepSpeed (ZeRO-3) saves a whole model as the shards that it trains, which is its default.
+
+    Args:
+        args ([`~transformers.TrainingArguments`]):
+            Of the training.
+    """
+    config = getattr(getattr(args, "deepspeed_plugin", None), "hf_ds_config", None)
+    if config is None or not config.is_zero3():
+        return False
+    return not config.get_value("zero_optimization.stage3_gather_16bit_weights_on_model_save", False)
+
+
+def refuse_shards(args: Any) -> None:
+    """Raise [`~taspo_trl.errors.ConfigurationError`] where the end would be shards in place of a model."""
+    if saves_shards(args):
+        raise ConfigurationError(
+            f"ZeRO-3 would save the trained weights in shards, which nothing loads as a model. {_GATHER}"
+        )
 
 
 _PROMPT_LENGTH, _WEIGHTS = "prompt_length", "loss_weights"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
-from taspo_trl.errors import ConfigurationError
+from taspo_trl.errors import CheckpointError, ConfigurationError
 from taspo_trl.imitation import Demonstration, ImitationConfig, ImitationTrainer
-from taspo_trl.imitation.learning import SimilarLengths
+from taspo_trl.imitation.learning import SimilarLengths, refuse_shards
 from tests import tiny
 
 
@@ -137,6 +139,27 @@ def test_a_lora_alone_is_trained_and_merged(tmp_path):
     after = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
     moved = {name for name, value in after.items() if not value.equal(before[name])}
     assert moved and all("proj" in name for name in moved)
+
+
+def test_shards_are_no_model(tmp_path, monkeypatch):
+    """DeepSpeed is not installed here: what it would save is said from its configuration."""
+
+    def plugin(stage, **options):
+        return SimpleNamespace(hf_ds_config=HfDeepSpeedConfig({"zero_optimization": {"stage": stage, **options}}))
+
+    made = trainer(tmp_path)
+    for gathered in (plugin(2), plugin(3, stage3_gather_16bit_weights_on_model_save=True)):
+        made.args.deepspeed_plugin = gathered
+        refuse_shards(made.args)
+    made.args.deepspeed_plugin = plugin(3)
+    with pytest.raises(ConfigurationError, match=r"in shards.*`stage3_gather_16bit_weights_on_model_save` to true"):
+        refuse_shards(made.args)
+    saved = []
+    monkeypatch.setattr(made, "save_model", lambda folder, _internal_call: saved.append(folder))
+    made.is_deepspeed_enabled = True
+    with pytest.raises(CheckpointError, match=r"holds the trained weights in DeepSpeed's shards.*zero_to_fp32"):
+        made.save_merged(tmp_path / "saved")
+    assert saved == [str(tmp_path / "saved")], "what was learned is not lost"
 
 
 def test_no_credential_leaves_the_configuration(tmp_path):
