@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ NOT_HERE = {
     ),
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "`--prompt_loss` weighs prompts beside replies"),
     **dict.fromkeys(("eval_strategy", "do_eval", "load_best_model_at_end", "eval_packing"), _NO_HELD_OUT),
-    "push_to_hub": "upload the finished folder with `hf upload REPOSITORY OUTPUT --exclude '_*'`",
+    **dict.fromkeys(("hub_strategy", "hub_always_push"), "the model goes up once, when it is finished"),
     "remove_unused_columns": "the columns are chosen by the trainer",
 }
 """Fields of TRL's configuration that mean nothing here, and why."""
@@ -63,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="Every field of TRL's SFTConfig and ModelConfig is an option, too: `--learning_rate` (default: 1e-5, "
         "with LoRA 1e-4), `--max_steps`, `--num_train_epochs` (2), `--per_device_train_batch_size` (8), "
         "`--gradient_accumulation_steps` (4), `--prompt_loss` (0: weight of the loss on prompts), `--bf16`, "
-        "`--save_steps`, `--resume_from_checkpoint last`, `--report_to`, `--use_peft`, `--lora_r`, `--dtype` "
+        "`--save_steps`, `--resume_from_checkpoint last`, `--report_to`, `--push_to_hub` (the finished model, into a "
+        "private repository), `--hub_model_id`, `--use_peft`, `--lora_r`, `--dtype` "
         "(float32, with LoRA the model's own), `--load_in_4bit`, `--use_cpu`, ...",
         allow_abbrev=False,
     )
@@ -139,6 +141,8 @@ def main(arguments: list[str]) -> int:
         )
     training, model = _imitation(options, rest)
     checkpoint = checkpoint_to_resume(training.resume_from_checkpoint, output)
+    upload = _upload(training, output) if training.push_to_hub and not options.record_only else None
+    training.push_to_hub = False  # a Trainer's pushes would put a model into the folder while it is trained
     loading = {"revision": model.model_revision, "trust_remote_code": training.trust_remote_code}
     data: list[Any] = []
     facts: dict[str, Any] = {}
@@ -154,7 +158,20 @@ def main(arguments: list[str]) -> int:
         return 0
     data, facts = _of_the_first([data, facts], training.world_size)
     _imitate(options, training, model, loading, output, data, facts, checkpoint)
+    if upload is not None:
+        print(f"Pushed to the Hub: {upload.send('Warm start')}")
     return 0
+
+
+def _upload(training: Any, output: Path) -> Any:
+    """The push at the end, by the first process; its repository is made now."""
+    if training.process_index != 0:
+        return None
+    from .upload import Upload
+
+    upload = Upload(training, output)
+    upload.prepare()
+    return upload
 
 
 def _of_the_first(values: list[Any], num_processes: int) -> list[Any]:
@@ -230,6 +247,9 @@ def _imitation(options: argparse.Namespace, rest: list[str]) -> tuple[Any, Any]:
             "Quantized weights cannot be trained, only an adapter on them: add `--use_peft`, or leave "
             "`--load_in_4bit` and `--load_in_8bit` out."
         )
+    idle = sorted(name for name in named if name.startswith("hub_"))
+    if idle and not training.push_to_hub:
+        print(f"`--{idle[0]}` has no effect without `--push_to_hub`.", file=sys.stderr)
     if not model.use_peft:  # an adapter is gathered in any case
         refuse_shards(training)
     return training, model

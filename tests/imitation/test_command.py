@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers.utils.hub
+from huggingface_hub import HfApi
 from safetensors.torch import load_file
 
 from taspo_trl.cli import main
@@ -18,6 +20,7 @@ from taspo_trl.environments.household import solve
 from taspo_trl.imitation.recording import recorded_episodes
 from tests import tiny
 from tests.analyzer.endpoint import Endpoint, Reply
+from tests.hub_server import TOKEN, USER, HubServer, card_faults
 from tests.launching import torchrun
 
 
@@ -123,6 +126,26 @@ def test_a_chat_model_is_paid_once_for_each_turn(model, tmp_path, monkeypatch, c
     assert (again / "config.json").exists() and not (again / "_warm_start").exists()
 
 
+def test_the_finished_model_goes_to_the_hub(model, tmp_path, monkeypatch, capsys):
+    with HubServer() as server:
+        api = HfApi(endpoint=server.url, token="hf_another", library_name="transformers")
+        monkeypatch.setattr(transformers.utils.hub, "_hf_api", api)
+        options = ("--model", model, "--player", "oracle", *SMALL, "--max_steps", "2", "--save_steps", "1")
+        asked = ("--push_to_hub", "--hub_model_id", f"{USER}/warm")
+        assert warm_start(*options, "-o", tmp_path / "no", *asked) == 1
+        assert f"The repository '{USER}/warm' cannot be made on the Hub" in capsys.readouterr().err
+        assert not (tmp_path / "no").exists(), "before anybody plays"
+        assert warm_start(*options, "-o", tmp_path / "out", *asked, "--hub_token", TOKEN) == 0
+        assert not server.unknown
+        repository = server.repositories[f"{USER}/warm"]
+    assert f"{server.url}/{USER}/warm/commit/{repository.sha}" in capsys.readouterr().out
+    assert repository.private and repository.commits[1:] == [], "once, when it is finished"
+    here = {one.name for one in (tmp_path / "out").iterdir() if one.is_file()}
+    assert set(repository.files) == here >= {"model.safetensors", "README.md", "warm_start.json"}
+    assert (tmp_path / "out/checkpoint-1").is_dir() and (tmp_path / "out/_warm_start").is_dir()
+    assert not card_faults(repository.files["README.md"].decode())
+
+
 def test_mistakes(model, tmp_path, capsys):
     def refused(*arguments):
         assert warm_start("-o", tmp_path / "out", *arguments) == 1
@@ -133,6 +156,10 @@ def test_mistakes(model, tmp_path, capsys):
     assert "cannot be imported" in refused("--model", model, "--player", "nowhere:nobody", *SMALL)
     assert "holds no episodes" in refused("--model", model, "--from", tmp_path / "none", *SMALL)
     assert "it is `--use_peft --lora_r RANK`" in refused("--model", model, "--player", "oracle", "--lora-rank", "4")
+    assert "goes up once, when it is finished" in refused("--model", model, "--hub_strategy", "every_save")
+    assert "`--hub_model_id` has no effect without" in refused(
+        "--model", "none/", "--player", "x", "--hub_model_id", "me/it"
+    )
     assert "weighs prompts" in refused("--model", model, "--player", "oracle", "--completion_only_loss", "true")
     assert "Did you mean `max_steps`" in refused("--model", model, "--player", "oracle", "--max-stepz", "4")
     assert "invalid choice" in refused("--model", model, "--player", "oracle", "--lr-scheduler-type", "steep")
