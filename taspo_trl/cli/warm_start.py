@@ -525,12 +525,11 @@ def _save(trainer: Any, output: Path, summary: dict[str, Any]) -> bool:
 
 
 def _card(summary: dict[str, Any], name: str, is_model: bool) -> str:
-    """The model card, in place of that of TRL's SFTTrainer, which knows neither player nor world."""
+    """The model card, in place of the trainer's, which knows neither player nor world."""
+    from ..imitation.card import model_card
+
     base, learned = summary["base_model"], summary["imitation"]
     is_id = not Path(base).exists()
-    front = [f"library_name: {'transformers' if is_model else 'peft'}", "pipeline_tag: text-generation"]
-    front += [f"base_model: {json.dumps(base)}"] if is_id else []
-    front += ["tags:", "- generated_from_trainer", "- sft", "- taspo", "- trl"]
     rank = summary["lora_r"]
     facts = {
         "Base model": f"`{base}`" if is_id else "a local folder",
@@ -543,15 +542,9 @@ def _card(summary: dict[str, Any], name: str, is_model: bool) -> str:
         "Learning rate": f"{learned['learning_rate']:g}",
         "Tuning": f"LoRA of rank {rank}{', merged' if is_model else ''}" if rank else "full fine-tuning",
     }
-    return "\n".join(
-        [
-            "---", *front, "---", "", f"# {name}", "",
-            "A language agent at its warm start, made by `taspo warm-start`: it imitates turns of solved episodes, "
-            "and is meant to be trained further (`taspo train`). How well it acts was not measured when this was "
-            "written; `taspo eval` does.", "",
-            "| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in facts.items()), "",
-            "`warm_start.json` beside this file has more.", "",
-        ]
+    return model_card(
+        name, facts, made_by="taspo warm-start", is_model=is_model, base_model=base if is_id else None,
+        more="`warm_start.json` beside this file has more.",
     )  # fmt: skip
 
 

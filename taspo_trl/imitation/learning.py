@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from trl import SFTConfig, SFTTrainer
 
 from ..config import Discreet, has_bf16_cpu, has_bf16_gpu
 from ..errors import CheckpointError, ConfigurationError
+from ..files import write_text
+from .card import TAGS, model_card
 from .demonstration import Demonstration
 
 
@@ -226,8 +229,53 @@ class ImitationTrainer(SFTTrainer):
 
         return super().compute_loss(weighted, inputs, return_outputs, num_items_in_batch)
 
+    def create_model_card(  # type: ignore[override]  # as TRL's
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
+    ) -> None:
+        """Write `README.md` into the output folder: what was imitated and how. Called at every save and push.
+
+        Args:
+            model_name (`str`, *optional*), dataset_name (`str`, *optional*), tags (`str` or `list[str]`, *optional*):
+                As in [`~trl.SFTTrainer`]; without a name, that of the repository or folder.
+        """
+        name = model_name or (self.args.hub_model_id or "").split("/")[-1]
+        self._write_card(
+            Path(self.args.output_dir or "."), is_merged=False, name=name, dataset=dataset_name, tags=tags or ()
+        )
+
+    def _write_card(
+        self,
+        folder: Path,
+        *,
+        is_merged: bool,
+        name: str = "",
+        dataset: str | None = None,
+        tags: str | Sequence[str] = (),
+    ) -> None:
+        if not self.is_world_process_zero():
+            return
+        base = getattr(self.model.config, "_name_or_path", "") or ""
+        is_id = bool(base) and not Path(base).exists()
+        own = [tags] if isinstance(tags, str) else tags
+        facts = {
+            "Base model": f"`{base}`" if is_id else "a local one",
+            "Turns imitated": f"{len(self.train_dataset):,}",
+            "Weight of prompts beside replies": f"{self.args.prompt_loss:g}",
+            "Optimizer steps": f"{self.state.global_step:,}",
+            "Learning rate": f"{self.args.learning_rate:g}",
+            "Tuning": _tuning(self.model, is_merged),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        text = model_card(
+            name or folder.resolve().name, facts, made_by="taspo_trl.imitation.ImitationTrainer",
+            is_model=is_merged or not is_peft_model(self.model), base_model=base if is_id else None, dataset=dataset,
+            tags=sorted({*TAGS, *own}),
+        )  # fmt: skip
+        write_text(folder / "README.md", text)
+
     def save_merged(self, folder: str | os.PathLike) -> bool:
-        """Save model and tokenizer as a model folder, a LoRA merged into the weights; to be called by every process.
+        """Save model, tokenizer and model card as a model folder, a LoRA merged into the weights; to be called by
+        every process.
 
         Returns:
             `bool`: False where an adapter was saved as one: on quantized weights, or on sharded ones.
@@ -246,12 +294,23 @@ class ImitationTrainer(SFTTrainer):
                     f"{folder} holds the trained weights in DeepSpeed's shards, which nothing loads as a model: "
                     f"`python {folder}/zero_to_fp32.py {folder} MODEL --safe_serialization` joins them. {_GATHER}"
                 )
+            self._write_card(Path(folder), is_merged=False)
             return not is_adapter
+        self._write_card(Path(folder), is_merged=True)
         if self.args.should_save:
             model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
             (model.merge_and_unload() if is_adapter else model).save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
         return True
+
+
+def _tuning(model: Any, is_merged: bool) -> str:
+    if is_peft_model(model):
+        config = model.peft_config[model.active_adapter]
+        rank = getattr(config, "r", None)
+        kind = f"LoRA of rank {rank}" if rank else str(getattr(config.peft_type, "value", config.peft_type))
+        return f"{kind}, merged" if is_merged else kind
+    return "full fine-tuning" if all(one.requires_grad for one in model.parameters()) else "some of the weights"
 
 
 _GATHER = (

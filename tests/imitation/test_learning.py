@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
@@ -17,6 +18,7 @@ from taspo_trl.errors import CheckpointError, ConfigurationError
 from taspo_trl.imitation import Demonstration, ImitationConfig, ImitationTrainer
 from taspo_trl.imitation.learning import SimilarLengths, refuse_shards
 from tests import tiny
+from tests.hub_server import card_faults
 
 
 DATA = [
@@ -139,6 +141,29 @@ def test_a_lora_alone_is_trained_and_merged(tmp_path):
     after = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").named_parameters())
     moved = {name for name, value in after.items() if not value.equal(before[name])}
     assert moved and all("proj" in name for name in moved)
+
+
+def test_the_card_says_what_was_done_and_names_no_folder(tmp_path):
+    base = tmp_path / "alice/base"
+    tiny.model().save_pretrained(base)
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    made = trainer(tmp_path / "out", model=str(base), peft_config=lora, save_strategy="steps", save_steps=1)
+    made.train()
+    made.save_merged(tmp_path / "merged")
+    cards = [ModelCard.load(tmp_path / name / "README.md") for name in ("out", "merged")]
+    for card, name, library, tuning in zip(
+        cards, ("out", "merged"), ("peft", "transformers"), ("LoRA of rank 2", "LoRA of rank 2, merged"), strict=True
+    ):
+        assert not card_faults(card.content)
+        assert "alice" not in card.content and "None" not in card.content and card.data.base_model is None
+        assert card.data.library_name == library and {"sft", "taspo", "trl"} <= set(card.data.tags)
+        for told in (f"# {name}\n", "| Turns imitated | 3 |", "| Optimizer steps | 1 |", f"| Tuning | {tuning} |"):
+            assert told in card.content
+    made.model.config._name_or_path = "somebody/base"
+    made.create_model_card(model_name="mine", dataset_name="somebody/data", tags="extra")
+    card = ModelCard.load(tmp_path / "out/README.md")
+    assert (card.data.base_model, card.data.datasets) == ("somebody/base", ["somebody/data"])
+    assert "# mine\n" in card.content and "extra" in card.data.tags
 
 
 def test_shards_are_no_model(tmp_path, monkeypatch):
