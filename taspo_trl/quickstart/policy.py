@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..imitation.demonstration import Demonstration
 from ..imitation.learning import ImitationConfig, ImitationTrainer
+from ..training.lock import if_abandoned, only_run_in
 from .demonstrations import DemonstrationSettings, demonstrations
 from .tokenizer import make_tokenizer
 
@@ -153,7 +156,7 @@ def _warm_start(
     **kwargs: Any,
 ) -> None:
     """Save `model` to `folder` after imitating the demonstrations; an adapter is merged."""
-    from transformers import PrinterCallback, TrainerCallback
+    from transformers import TrainerCallback
 
     class Steps(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -161,9 +164,44 @@ def _warm_start(
                 on_step(state.global_step, float(logs["loss"]))
 
     data = list(demonstrations(tokenizer, settings.num_turns, settings.seed, settings.demonstrations))
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    with _aside(folder) as partial:
+        _imitate(model, tokenizer, data, settings, partial, Steps(), **kwargs)
+        shutil.rmtree(folder, ignore_errors=True)  # another process may have been faster; both made the same
+        os.replace(partial, folder)
+
+
+@contextlib.contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """Where `folder` is written, in a numbered one beside it; what a kill left in others is removed.
+
+    The number is the process; that it lives says its lock, since numbers come again and other machines have the same.
+    """
+    for other in folder.parent.glob(f"{folder.name}.*"):
+        if other.suffix[1:].isdigit():
+            with if_abandoned(other) as is_abandoned:
+                if is_abandoned:
+                    shutil.rmtree(other, ignore_errors=True)
+    place = folder.with_name(f"{folder.name}.{os.getpid()}")
+    with only_run_in(place):
+        try:
+            yield place / folder.name
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _imitate(
+    model: Any,
+    tokenizer: Any,
+    data: Sequence[Demonstration],
+    settings: WarmStart,
+    output: Path,
+    callback: Any,
+    **kwargs: Any,
+) -> None:
+    from transformers import PrinterCallback
+
     args = ImitationConfig(
-        output_dir=str(partial),
+        output_dir=str(output),
         max_steps=settings.num_steps,
         per_device_train_batch_size=min(settings.batch_size, len(data)),
         gradient_accumulation_steps=1,
@@ -178,9 +216,7 @@ def _warm_start(
         save_strategy="no",
         report_to="none",
     )
-    trainer = ImitationTrainer(model, args, data, processing_class=tokenizer, callbacks=[Steps()], **kwargs)
+    trainer = ImitationTrainer(model, args, data, processing_class=tokenizer, callbacks=[callback], **kwargs)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    trainer.save_merged(partial)
-    shutil.rmtree(folder, ignore_errors=True)  # another process may have been faster; both made the same
-    os.replace(partial, folder)
+    trainer.save_merged(output)

@@ -57,6 +57,33 @@ def only_run_in(output_dir: str | os.PathLike) -> Iterator[None]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def if_abandoned(folder: str | os.PathLike) -> Iterator[bool]:
+    """Whether a run had the folder and is dead; while the block lasts nobody else gets it.
+
+    False where that cannot be known: nothing says that it was ever locked, or the file system knows no locks.
+    """
+    path = Path(folder, LOCK)
+    try:
+        import fcntl
+
+        was_held = bool(path.read_bytes())  # written under the lock: a run that only begins is no dead one
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (ImportError, OSError):
+        yield False
+        return
+    open_handles.add(handle)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            was_held = False
+        yield was_held
+    finally:
+        open_handles.discard(handle)
+        os.close(handle)
+
+
 open_handles: set[int] = set()
 """Those of this process; a forked one closes its copies."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taspo_trl.errors import ConfigurationError
-from taspo_trl.training.lock import LOCK, only_run_in
+from taspo_trl.training.lock import LOCK, if_abandoned, only_run_in
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,3 +79,28 @@ def test_file_system_without_locks_costs_a_warning_only(tmp_path, monkeypatch, c
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(37, "No locks available")))
     with only_run_in(tmp_path):
         assert "cannot be locked" in caplog.text
+
+
+def test_a_folder_is_abandoned_when_its_run_is_dead_and_only_then(tmp_path, monkeypatch):
+    def is_abandoned(folder):
+        with if_abandoned(folder) as answer:
+            if answer:  # nobody else gets it meanwhile
+                with pytest.raises(ConfigurationError), only_run_in(folder):
+                    pass
+            return answer
+
+    process = holder(tmp_path / "run")
+    try:
+        assert is_abandoned(tmp_path / "run") is False
+    finally:
+        process.kill()
+        process.wait()
+    assert is_abandoned(tmp_path / "run") is True
+    assert is_abandoned(tmp_path / "none") is False and not (tmp_path / "none").exists()
+    (tmp_path / "begins").mkdir()
+    (tmp_path / "begins" / LOCK).touch()
+    assert is_abandoned(tmp_path / "begins") is False, "a run has made the file, and is about to lock it"
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(37, "No locks available")))
+    assert is_abandoned(tmp_path / "run") is False, "it cannot be known"
