@@ -7,6 +7,11 @@ import argparse
 from ..errors import ConfigurationError, did_you_mean
 
 
+_COLUMNS = ("what it does", "needs", "costs beyond GRPO")
+_WIDE = 110
+"""Columns of a terminal from which on the table has a column for each of them."""
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="taspo methods", description="Methods of credit assignment; with a name: the card of one."
@@ -22,17 +27,27 @@ def _list() -> int:
 
     from ..methods import GROUPS
 
+    console = Console()
+    is_narrow = console.width < _WIDE
     table = Table(title="Methods", show_lines=False)
-    for column in ("name", "what it does", "needs", "costs beyond GRPO"):
+    table.add_column("name", overflow="fold", no_wrap=is_narrow)
+    for column in ("what it does; needs; costs beyond GRPO",) if is_narrow else _COLUMNS:
         table.add_column(column, overflow="fold")
     for group, methods in GROUPS.items():
         table.add_section()
-        table.add_row(f"[bold]{group}[/bold]", "", "", "")
+        table.add_row(f"[bold]{group}[/bold]", *([""] if is_narrow else [""] * len(_COLUMNS)))
         for one in methods:
-            table.add_row(one.name, one.line, one.needs_words.replace("`", ""), one.cost_words)
-    Console().print(table)
+            told = (one.line, one.needs_words.replace("`", ""), one.cost_words)
+            table.add_row(one.name, *(_below(*told) if is_narrow else told))
+    console.print(table)
     print("`taspo methods NAME` shows the card of one; train with `--method NAME --method_options '{...}'`.")
     return 0
+
+
+def _below(line: str, needs: str, costs: str) -> list[str]:
+    """Three cells as one: beside each other they would be too narrow for their words."""
+    parts = [line, *(f"{what}: {value}" for what, value in (("needs", needs), ("costs", costs)) if value != "nothing")]
+    return ["\n".join(parts)]
 
 
 def _card(name: str) -> int:

@@ -80,6 +80,17 @@ def test_the_command_lists_all_and_shows_one(capsys, monkeypatch):
     assert "There is no method 'srl'. Did you mean `serl`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("width", [80, 110, 120])
+def test_the_list_breaks_no_word(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["methods"]) == 0
+    table = capsys.readouterr().out.rpartition("\n`taspo")[0]
+    assert max(map(len, table.splitlines())) <= width
+    for one in METHODS.values():
+        for words in (one.name, one.line, one.needs_words, one.cost_words):
+            assert words == "nothing" or set(words.replace("`", "").split()) <= set(table.split())
+
+
 BRANCHES = {"opid": 2, "turnsight": 3, "taspo_factor": 2}
 """Guided branches of a method; one for all others, and none for rules of outcomes and states."""
 
