@@ -28,7 +28,7 @@ from .guidance.constructions import Materials, construction_of_blocks
 from .guidance.stage import Call, GuidanceStage
 from .methods import Recipe
 from .methods.facts import recipe_of
-from .records import METHOD_FILE, TrajectoryRecord, read_records, write_records
+from .records import METHOD_FILE, TrajectoryRecord, no_records, read_records, write_records
 from .redaction import without_secrets
 from .reporting.metrics import analyzer_metrics, credit_metrics, guidance_metrics
 from .rollout.advantages import group_advantages
@@ -405,9 +405,9 @@ def _trajectories_of(path: Path) -> Path:
 def _files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
-        raise RecordError(f"{path} holds no trajectory files (*.jsonl).")
+        raise no_records(path)
     if not files[0].exists():
-        raise RecordError(f"There is no file {path}.")
+        raise RecordError(f"There is no {path}. Name a run's output folder, or a file of its `_trajectories`.")
     return files
 
 

@@ -94,7 +94,7 @@ def read_records(path: str | os.PathLike, is_quiet: bool = False) -> Iterator[Tr
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
-        raise RecordError(f"{path} holds no trajectory files (*.jsonl).")
+        raise no_records(path)
     for file in files:
         skipped, num_read = SkippedLines(file, "trajectory records"), 0
         with open(file, "rb") as lines:
@@ -112,6 +112,14 @@ def read_records(path: str | os.PathLike, is_quiet: bool = False) -> Iterator[Tr
             raise RecordError(f"{file}, {skipped.reasons[0]}")
         if not is_quiet:
             skipped.tell()
+
+
+def no_records(folder: Path) -> RecordError:
+    """What to say of a folder without records: what would be some, and where inside it others lie."""
+    told = f"{folder} holds no trajectory files (*.jsonl). `taspo train` writes them to `_trajectories` of its output"
+    told += " folder (`save_trajectories`), and a warm start records episodes in `_warm_start`"
+    inside = [one for one in (folder / "_trajectories", folder / "_warm_start") if any(one.glob("*.jsonl"))]
+    return RecordError(f"{told}: name {inside[0]}." if inside else f"{told}; name such a folder, or a file of it.")
 
 
 def to_json(

@@ -283,6 +283,14 @@ def test_nothing_to_read_is_an_error(name, tmp_path):
         analyze(tmp_path / name)
 
 
+def test_the_output_of_a_warm_start_is_told_from_a_run(tmp_path):
+    write_records(tmp_path / "_warm_start/episodes.jsonl", [])
+    with pytest.raises(RecordError, match=r"`taspo train` writes them to .*: name .*_warm_start\.$"):
+        analyze(tmp_path)
+    with pytest.raises(RecordError, match=r"There is no .*nowhere\. Name a run's output folder"):
+        analyze(tmp_path / "nowhere")
+
+
 def test_the_input_is_not_overwritten(tmp_path):
     path = write(tmp_path / "t.jsonl", outcomes(1, 0))
     before = path.read_bytes()

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -273,7 +274,11 @@ def test_folder_is_read_in_the_order_of_its_names(tmp_path):
 
 
 def test_empty_folder_is_an_error(tmp_path):
-    with pytest.raises(RecordError, match=r"holds no trajectory files \(\*\.jsonl\)"):
+    with pytest.raises(RecordError, match=r"holds no trajectory files \(\*\.jsonl\).*name such a folder"):
+        list(read_records(tmp_path))
+    inside = tmp_path / "_warm_start"
+    write_records(inside / "episodes.jsonl", [])
+    with pytest.raises(RecordError, match=rf"holds no trajectory files .*: name {re.escape(str(inside))}\.$"):
         list(read_records(tmp_path))
 
 
