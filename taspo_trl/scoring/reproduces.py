@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _LARGE_LOGIT = 30.0
 """Small models have small logits, which a soft cap hardly bends: hidden states are stretched until it would show."""
 _MIN_VOCABULARY = 8
+_SLOW_WITHOUT_PADDING = {"eager": "up to 8 times", "sdpa": "up to 1.7 times"}
+"""Implementations of attention that know no rows, and what a row of rows costs with them (docs/scaling.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,16 @@ def require_reproduction(
         raise ConfigurationError(f"`padding_free` is True, but {why_padded}. Leave it out: rows are then padded.")
     if why_padded:
         logger.info("Rows are padded: %s.", why_padded)
+    attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
+    if packs and attention in _SLOW_WITHOUT_PADDING:
+        warnings.warn(
+            f"`padding_free` is True with `{attention}` attention, which computes each row against all rows of the "
+            f"forward and masks the result: forward and backward take {_SLOW_WITHOUT_PADDING[attention]} as long as "
+            "with padding (measured on a CPU). Leave `padding_free` out, or load the model with flash attention "
+            "(`model_init_kwargs: {attn_implementation: flash_attention_2}`).",
+            UserWarning,
+            stacklevel=4,
+        )
     if own.skipped:
         logger.info("%s was not compared with its own forward: %s.", type(model).__name__, own.skipped)
     reason = next((one.why_whole for one in found if one.why_whole), None)

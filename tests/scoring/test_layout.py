@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -134,6 +136,7 @@ def test_a_row_that_is_seen_by_another_is_found_by_the_forward_itself(monkeypatc
         require_reproduction(model, 0.7, padding_free=True)
 
 
+@pytest.mark.filterwarnings("ignore:`padding_free` is True with")
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "Gemma2", "Mistral"])
 def test_what_keeps_rows_apart_passes(name):
     model = build(name)
@@ -143,6 +146,17 @@ def test_what_keeps_rows_apart_passes(name):
     assert runs_without_padding(model)
     other = require_reproduction(build("Llama"), 0.7)
     assert not require_reproduction(model, 0.7, padding_free=None, gather=lambda mine: [*mine, other]).padding_free
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_that_computes_all_rows_against_each_other_is_warned_of_once(attention):
+    model = policy("qwen2")
+    model.set_attn_implementation(attention)
+    with pytest.warns(
+        UserWarning, match=rf"`{attention}` attention, .* times as long .* Leave `padding_free` out"
+    ) as told:
+        require_reproduction(model, padding_free=True)
+    assert len(told) == 1
 
 
 def by_lengths(module, query, key, value, attention_mask, scaling, cu_seq_lens_q=None, max_length_q=None, **kwargs):
@@ -173,7 +187,9 @@ def test_flash_attention_is_told_the_lengths_and_needs_no_asking():
     model, rows = policy("qwen2"), random_rows()
     padded = scored(model, rows, 10_000, False)
     model.config._attn_implementation = "flash_stand_in"
-    assert require_reproduction(model, padding_free=None).padding_free
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert require_reproduction(model, padding_free=None).padding_free
     CALLS.clear()
     found = scored(model, rows, 60, True)
     assert largest_difference(found, padded) < 1e-9
