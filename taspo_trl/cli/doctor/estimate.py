@@ -255,7 +255,8 @@ def setup_of(recipe: Recipe, model: Model, work: Workload, plan: Plan) -> Setup:
         optimizer_values=values,
         optimizer_bytes=value_bytes,
         is_checkpointed=bool(args.gradient_checkpointing),
-        attention=str(recipe.model.attn_implementation or "sdpa"),
+        attention=attention_of(recipe),
+        padding_free=is_padding_free(recipe),
         micro_batch_tokens=tokens,
         row_tokens=row,
         projected_tokens=tokens * min(1.0, answered_tokens(work, plan.is_conversation) / row),
@@ -265,6 +266,22 @@ def setup_of(recipe: Recipe, model: Model, work: Workload, plan: Plan) -> Setup:
         processes=plan.processes,
         sharding=recipe.processes.sharding,
     )
+
+
+def attention_of(recipe: Recipe) -> str:
+    """Which implementation of attention the recipe trains with."""
+    asked = (recipe.training.model_init_kwargs or {}).get("attn_implementation")
+    return str(asked or recipe.model.attn_implementation or "sdpa")
+
+
+def is_padding_free(recipe: Recipe) -> bool:
+    """Whether rows stand one behind the other, as far as the recipe tells; the model may refuse it."""
+    from transformers.utils.generic import is_flash_attention_requested
+
+    asked = recipe.training.padding_free
+    if asked is None:
+        return is_flash_attention_requested(requested_attention_implementation=attention_of(recipe))
+    return bool(asked)
 
 
 def concurrency_of(recipe: Recipe, work: Workload, plan: Plan) -> float:
@@ -293,6 +310,8 @@ def estimate(recipe: Recipe, run_folder: str | None = None, given: Mapping[str, 
     for name, value in (given or {}).items():
         work = replace(work, **{name: value})
         basis[_NAMES[name]] = f"{value:g}: given"
+    if is_padding_free(recipe):
+        basis["rows of a forward"] = f"one behind the other, without padding, with `{attention_of(recipe)}` attention"
     plan = plan_of(recipe, is_conversation)
     counts = count_batch(work, plan)
     model = model_of(recipe)

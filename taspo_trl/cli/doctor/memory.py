@@ -17,9 +17,12 @@ Mistral, SmolLM), with H hidden size, Q = heads x head size, K = key heads x hea
 
     each of two norms   4H (its input in float32) + 4 (the root) + aH (normalised) + aH (input of the next layers)
     attention           a(2Q + 2K) (queries, keys, values, output) + 4 x heads (log-sum-exp)
-    padded batches      a(2Q - 2K) (keys and values repeated for each head) + a x row length (the mask, once a row)
-    eager attention     a x 4Q + heads x row length x (4 for the softmax in float32 + a for its cast) instead
+    sdpa                a(2Q - 2K) (keys and values repeated for each head) + a x length (the mask, once a row)
+    eager attention     a x 4Q + heads x length x (4 for the softmax in float32 + a for its cast) instead
     gated MLP           4aI (gate, its activation, up, their product)
+
+The length is that of a row; where rows stand one behind the other (`padding_free`) it is that of the whole forward,
+whose rows are computed against each other and masked. Flash attention has neither mask nor repeated keys.
 
 Float32 weights under autocast to 16 bit: the norms' values stay in float32, each of the five inputs of linear layers
 is cast on its own, and 16-bit copies of the weights live until the forward ends.
@@ -132,9 +135,11 @@ class Setup:
         is_checkpointed (`bool`):
             Gradient checkpointing.
         attention (`str`, *optional*, defaults to `"sdpa"`):
-            `eager`, or anything else.
+            `eager`, `sdpa`, or anything else, which is taken for flash attention.
         micro_batch_tokens (`int`), row_tokens (`float`), projected_tokens (`float`):
             Positions of a forward, of a row in it, and how many of them meet the vocabulary.
+        padding_free (`bool`, *optional*, defaults to `False`):
+            Whether the rows of a forward stand one behind the other.
         generation_rows (`float`), generation_tokens (`float`), prompt_tokens (`float`):
             Rows of a generation batch in this process, and prompt + reply and prompt tokens of one. 0 rows = an engine
             elsewhere generates.
@@ -153,6 +158,7 @@ class Setup:
     micro_batch_tokens: float = 16384
     row_tokens: float = 1024
     projected_tokens: float = 0
+    padding_free: bool = False
     generation_rows: float = 0
     generation_tokens: float = 0
     prompt_tokens: float = 0
@@ -268,20 +274,28 @@ def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     return other + shape.linear_parameters / 2 + scales
 
 
-def activation_bytes(shape: ModelShape, setup: Setup, is_padded: bool = True) -> float:
-    """What one layer keeps for the backward, for each token, without checkpointing."""
+def activation_bytes(shape: ModelShape, setup: Setup, is_masked: bool = True) -> float:
+    """What one layer keeps for the backward, for each token, without checkpointing.
+
+    Args:
+        shape (`ModelShape`), setup (`Setup`):
+            The model, and how it is run.
+        is_masked (`bool`, *optional*, defaults to `True`):
+            False for padded rows that happen to be of one length: transformers leaves their mask out under `sdpa`.
+    """
     a = setup.precision.compute
     queries, keys, hidden = shape.query_width, shape.key_width, shape.hidden_size
     if setup.precision.is_autocast_from_float32:
         norms = 2 * (4 * hidden + 4 + 4 * hidden) + 5 * a * hidden  # three casts before attention, two before the MLP
     else:
         norms = 2 * (4 * hidden + 4 + 2 * a * hidden)
+    length = setup.micro_batch_tokens if setup.padding_free else setup.row_tokens
     if setup.attention == "eager":
-        attention = a * 4 * queries + shape.num_heads * setup.row_tokens * (4 + a * (a < 4))
+        attention = a * 4 * queries + shape.num_heads * length * (4 + a * (a < 4))
     else:
         attention = a * (2 * queries + 2 * keys) + 4 * shape.num_heads
-        if is_padded:
-            attention += 2 * a * (queries - keys) + a * setup.row_tokens
+        if is_masked and setup.attention == "sdpa":
+            attention += 2 * a * (queries - keys) + a * length
     return norms + attention + 4 * a * shape.intermediate_size
 
 

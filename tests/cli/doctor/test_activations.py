@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from taspo_trl.cli.doctor.memory import Precision, Setup, activation_bytes
 from taspo_trl.cli.doctor.model_shape import shape_of
+from taspo_trl.scoring.layout import lay_out
 
 
 ROWS, LENGTH = 4, 128
@@ -21,7 +22,7 @@ SIZES = {
 }
 
 
-def kept_bytes(model, is_padded: bool) -> int:
+def kept_bytes(model, layout: str) -> int:
     """Bytes of the storages that a forward of the decoder saves, weights left out."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages = {}
@@ -33,23 +34,39 @@ def kept_bytes(model, is_padded: bool) -> int:
         return tensor
 
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    if is_padded:
-        mask[1:, -3:] = 0
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if layout == "padded rows":
+        inputs["attention_mask"][1:, -3:] = 0
+    elif layout == "rows without padding":
+        inputs = lay_out(ids.tolist(), padding_free=True).inputs
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        output = model.model(**inputs, use_cache=False)
     assert output.last_hidden_state.requires_grad
     return sum(size for size, _ in storages.values())
 
 
-@pytest.mark.parametrize("is_padded", [False, True], ids=["even rows", "padded rows"])
+@pytest.mark.parametrize("layout", ["even rows", "padded rows", "rows without padding"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("model_class", "config_class"), [(LlamaForCausalLM, LlamaConfig), (Qwen2ForCausalLM, Qwen2Config)]
 )
-def test_a_layer_keeps_what_the_formula_says(model_class, config_class, dtype, is_padded):
-    one, three = (model_class(config_class(num_hidden_layers=k, **SIZES)).to(dtype).train() for k in (1, 3))
-    added = kept_bytes(three, is_padded) - kept_bytes(one, is_padded)
+def test_a_layer_keeps_what_the_formula_says(model_class, config_class, dtype, layout):
+    assert_kept(model_class, config_class, dtype, layout, "sdpa")
+
+
+@pytest.mark.parametrize("layout", ["padded rows", "rows without padding"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_eager_attention_keeps_what_the_formula_says(dtype, layout):
+    assert_kept(LlamaForCausalLM, LlamaConfig, dtype, layout, "eager")
+
+
+def assert_kept(model_class, config_class, dtype, layout, attention):
+    sizes = {**SIZES, "attn_implementation": attention}
+    one, three = (model_class(config_class(num_hidden_layers=k, **sizes)).to(dtype).train() for k in (1, 3))
+    added = kept_bytes(three, layout) - kept_bytes(one, layout)
     size = torch.finfo(dtype).bits // 8
-    setup = Setup(Precision(size, size), row_tokens=LENGTH)
-    assert added / 2 == activation_bytes(shape_of(one), setup, is_padded) * ROWS * LENGTH
+    setup = Setup(
+        Precision(size, size), row_tokens=LENGTH, micro_batch_tokens=ROWS * LENGTH, attention=attention,
+        padding_free=layout == "rows without padding",
+    )  # fmt: skip
+    assert added / 2 == activation_bytes(shape_of(one), setup, layout != "even rows") * ROWS * LENGTH

@@ -10,7 +10,7 @@ import pytest
 
 from taspo_trl import TASPOConfig
 from taspo_trl.cli.doctor.devices import GPU, Devices
-from taspo_trl.cli.doctor.estimate import plan_of
+from taspo_trl.cli.doctor.estimate import is_padding_free, plan_of
 from taspo_trl.cli.doctor.findings import Finding, Status
 from taspo_trl.cli.doctor.memory import (
     Adapters,
@@ -18,6 +18,7 @@ from taspo_trl.cli.doctor.memory import (
     ModelShape,
     Precision,
     Setup,
+    activation_bytes,
     cache_bytes,
     estimate_memory,
     weight_bytes,
@@ -162,6 +163,35 @@ def test_what_four_processes_share(sharding, weights, gradients, optimizer):
     found = estimate_memory(SHAPE, setup)
     assert found.resident["weights"] == weights and found.resident["optimizer"] == optimizer
     assert found.stages["update"]["gradients"] == gradients
+
+
+def test_rows_without_padding_are_counted_as_they_are_computed():
+    def layer(attention, padding_free):
+        setup = Setup(
+            Precision(4, 4), row_tokens=10, micro_batch_tokens=40, attention=attention, padding_free=padding_free
+        )
+        return activation_bytes(SHAPE, setup)
+
+    assert layer("eager", True) - layer("eager", False) == SHAPE.num_heads * 30 * 4
+    assert layer("sdpa", True) - layer("sdpa", False) == 30 * 4
+    assert layer("flash_attention_2", True) == layer("flash_attention_2", False) < layer("sdpa", False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "attention", "loaded", "expected"),
+    [
+        (None, None, None, False),
+        (None, "flash_attention_2", None, True),
+        (None, "flash_attention_2", {"attn_implementation": "sdpa"}, False),  # wins when the model is loaded
+        (None, None, {"attn_implementation": "kernels-community/flash-attn3"}, True),
+        (True, "eager", None, True),
+        (False, "flash_attention_2", None, False),
+    ],
+)
+def test_rows_are_padded_unless_the_recipe_says_otherwise_or_flash_attention_runs(asked, attention, loaded, expected):
+    training = SimpleNamespace(padding_free=asked, model_init_kwargs=loaded)
+    recipe = SimpleNamespace(training=training, model=SimpleNamespace(attn_implementation=attention))
+    assert is_padding_free(recipe) is expected
 
 
 def test_activations_by_hand():
