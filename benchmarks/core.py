@@ -331,12 +331,12 @@ def counted_branches() -> Iterator[dict[str, int]]:
     found = {"needed": 0, "computed": 0, "with_padding": 0}
     original = passes.branch_logps
 
-    def counting(policy: Any, branches: Any, keys: Any, *, forward: Any, **options: Any) -> Any:
+    def counting(policy: Any, branches: Any, keys: Any, *, forward: Any = None, **options: Any) -> Any:
         def call(**inputs: Any) -> Any:
             width = inputs["input_ids"].shape[1]
             found["computed"] += int(inputs["attention_mask"][:, -width:].sum())
             found["with_padding"] += inputs["input_ids"].numel()
-            return forward(**inputs)
+            return (forward or policy)(**inputs)
 
         found["needed"] += sum(len(one.ids) - one.start for one in branches)
         return original(policy, branches, keys, forward=call, **options)

@@ -159,28 +159,53 @@ def pack_rows(lengths: Sequence[int], max_tokens: int, padding_free: bool = Fals
     Returns:
         `list[list[int]]`: indices of rows; the longest come first, so that a too small memory shows at once.
     """
+    return pack_units([(length,) for length in lengths], max_tokens, padding_free)
+
+
+def pack_units(units: Sequence[Sequence[int]], max_tokens: int, padding_free: bool = False) -> list[list[int]]:
+    """As [`pack_rows`], with rows that must not be parted.
+
+    Args:
+        units (`Sequence[Sequence[int]]`):
+            Tokens of each row of each unit; a unit's rows stand in one micro-batch.
+        max_tokens (`int`), padding_free (`bool`, *optional*, defaults to `False`):
+            As in [`pack_rows`].
+
+    Returns:
+        `list[list[int]]`: indices of units.
+    """
     if max_tokens < 1:
         raise ValueError(f"`max_tokens` must be at least 1, got {max_tokens}.")
     batches: list[list[int]] = []
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    sizes = [sum(unit) if padding_free else max(unit) for unit in units]
+    order = sorted(range(len(units)), key=lambda k: (-sizes[k], k))
     if padding_free:
         room: list[int] = []
-        for row in order:
-            place = next((k for k, left in enumerate(room) if lengths[row] <= left), len(room))
+        for k in order:
+            place = next((one for one, left in enumerate(room) if sizes[k] <= left), len(room))
             if place == len(room):
                 batches.append([])
                 room.append(max_tokens)
-            batches[place].append(row)
-            room[place] -= lengths[row]
+            batches[place].append(k)
+            room[place] -= sizes[k]
         return batches
-    width = 0
-    for row in order:
-        if batches and width * (len(batches[-1]) + 1) <= max_tokens:
-            batches[-1].append(row)
+    width = num_rows = 0  # of the open batch, whose first member has the longest row
+    for k in order:
+        if batches and width * (num_rows + len(units[k])) <= max_tokens:
+            batches[-1].append(k)
+            num_rows += len(units[k])
         else:
-            batches.append([row])
-            width = lengths[row]
+            batches.append([k])
+            width, num_rows = sizes[k], len(units[k])
     return batches
+
+
+def num_positions(units: Sequence[Sequence[int]], max_tokens: int, padding_free: bool = False) -> int:
+    """What the micro-batches of [`pack_units`] compute, padding included."""
+    if padding_free:
+        return sum(map(sum, units))
+    packed = [[length for k in batch for length in units[k]] for batch in pack_units(units, max_tokens)]
+    return sum(max(lengths) * len(lengths) for lengths in packed)
 
 
 def insert_block(prompt_ids: Sequence[int], splice_index: int, block_ids: Sequence[int]) -> tuple[int, ...]:

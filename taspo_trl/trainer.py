@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import math
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -87,7 +86,7 @@ from .training.folder import run_in_folder
 from .training.micro_step import run_micro_batches, total_sums
 from .training.model_folder import check_model_folder, loading
 from .training.nonfinite import FiniteSteps, finite_or_nan
-from .training.rollout_batch import ExperienceMaker, UpdateLayout
+from .training.rollout_batch import Experience, ExperienceMaker, UpdateLayout
 from .training.sampler import EpochSampler
 from .training.saving import CheckpointWriter, write_state
 from .training.simulator import check_simulator
@@ -306,6 +305,7 @@ class TASPOTrainer(GRPOTrainer):
         self._trackers = Trackers(args.tracker_timeout)
         self._trackers.guard(self.callback_handler.callbacks)
         self._buffer: Buffer | None = None
+        self._late: Experience | None = None
         self._unlogged: dict[str, list[TrajectoryRecord]] = {}
         self._loss_sums: dict[str, torch.Tensor] = {}
         self._clip_shares: list[torch.Tensor] = []
@@ -355,7 +355,7 @@ class TASPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         # What an earlier call left of its rollout batch, perhaps in the middle of an optimizer step, is not used.
-        self._buffer = None
+        self._buffer = self._late = None
         self._trackers.guard(self.callback_handler.callbacks)  # one may have been added
         self._step += -self._step % self._micro_steps_per_rollout
         try:
@@ -379,9 +379,11 @@ class TASPOTrainer(GRPOTrainer):
         model.train()
         if self._buffer is None or self._step % self._micro_steps_per_rollout == 0:
             self._buffer = self._new_rollout(inputs)
-        micro_batches = self._buffer[self._step % self.args.steps_per_generation]
-        loss = self._update(model, micro_batches, num_items_in_batch)
+        loss = self._update(model, self._step % self.args.steps_per_generation, num_items_in_batch)
         self._step += 1
+        if self._late is not None and self._step % self._micro_steps_per_rollout == 0:
+            self._log_rollout(self.experience_maker.completed(self._late))
+            self._late = None
         self._current_train_step_time += time.perf_counter() - started
         if self._step % self.current_gradient_accumulation_steps == 0:
             self._metrics["train"]["step_time"].append(self._current_train_step_time)
@@ -390,7 +392,7 @@ class TASPOTrainer(GRPOTrainer):
         return loss
 
     def _new_rollout(self, local_rows: list[dict[str, Any]]) -> Buffer:
-        """Play a rollout batch and log it; returns this process's micro-batches."""
+        """Play a rollout batch and log it, or have the update finish it; returns this process's micro-batches."""
         rows = self._gather(local_rows)[:: self.num_generations]
         with self._progress(len(rows) * self.num_generations, "rollout") as bar:
             experience = self.experience_maker.make(
@@ -406,6 +408,13 @@ class TASPOTrainer(GRPOTrainer):
                 reward_keywords={"trainer_state": self.state},
                 on_episode_end=lambda trajectory: bar.update(),
             )
+        self._late = experience if experience.late is not None else None
+        if self._late is None:
+            self._log_rollout(experience)
+        return experience.micro_batches
+
+    def _log_rollout(self, experience: Experience) -> None:
+        """Log a rollout batch whose credit is known."""
         log_experience(experience, self.state, self._metrics["train"], self._logs)
         if self.is_world_process_zero():
             self._alerts.note([one.trajectory for one in experience.records], experience.advantages)
@@ -413,19 +422,23 @@ class TASPOTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             self._trackers.call("trackio", log_traces, self.args, experience.records, self.state.global_step)
             self._unlogged = dict.fromkeys(tables_wanted(self.args), experience.records)
-        return experience.micro_batches
 
-    def _update(self, model: Any, micro_batches: list[list[LossRow]], num_items_in_batch: Any) -> torch.Tensor:
+    def _update(self, model: Any, micro_step: int, num_items_in_batch: Any) -> torch.Tensor:
         """The gradients of a micro-step; the sum of its micro-batches' losses."""
-        started = time.perf_counter()
+        assert self._buffer is not None
+        late = self._late.late if self._late is not None else None
+        started, found_before = time.perf_counter(), late.seconds if late else 0.0
         self._loss_sums, self._clip_shares = {}, []
         maker = self.experience_maker
         teacher = maker.teacher if maker.distilling is not None else None
-        collate = functools.partial(maker.passes.collate, teacher=teacher)
-        step = functools.partial(Trainer.training_step, self)  # below TRL's, which would play
-        loss = run_micro_batches(
-            micro_batches, lambda rows: step(model, collate(rows), num_items_in_batch), self.accelerator, model
-        )
+
+        def step(place: int, rows: Sequence[LossRow]) -> torch.Tensor:
+            inputs = maker.passes.collate(rows, teacher)
+            if late is not None:
+                inputs["late"] = late.of(micro_step, place, rows)
+            return Trainer.training_step(self, model, inputs, num_items_in_batch)  # below TRL's, which would play
+
+        loss = run_micro_batches(self._buffer[micro_step], step, self.accelerator, model)
         totals = total_sums(self._loss_sums, self.accelerator)
         # TRL averages over micro-steps, while an optimizer step's loss is their sum.
         for name in {"policy_loss", "distill_loss"} & set(totals):
@@ -433,7 +446,7 @@ class TASPOTrainer(GRPOTrainer):
         shares = self._gather([pair for one in self._clip_shares for pair in one.tolist()])
         for name, value in update_metrics(totals, shares, maker.settings.moves_all).items():
             self._metrics["train"][name].append(finite_or_nan(value))
-        self._update_seconds += time.perf_counter() - started
+        self._update_seconds += time.perf_counter() - started - (late.seconds - found_before if late else 0.0)
         return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)  # no other step's average is to carry it
 
     def _get_grad_norm(self, model, grad_norm=None):
@@ -461,7 +474,11 @@ class TASPOTrainer(GRPOTrainer):
             distribution = update_distribution(
                 term, inputs.get("teacher"), distilled, inputs.get("old_logps"), inputs["advantages"]
             )
-        output = selected_forward(model, inputs, want_entropies=True, distribution=distribution)
+        late = inputs.get("late")
+        keep_keys = late is not None and late.keeps_keys
+        output = selected_forward(model, inputs, want_entropies=True, distribution=distribution, keep_keys=keep_keys)
+        if late is not None:
+            advantages = late.advantages(output, advantages)
         terms = taspo_loss(
             output.logps,
             inputs.get("old_logps", output.logps.detach()),

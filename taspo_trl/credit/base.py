@@ -15,10 +15,10 @@ episodes, of two turns and one turn, with replies of 3, 2 and 4 tokens:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ..errors import InvariantError
 from ..types import Alternatives, Credit, ReplyScore, Trajectory, TrajectoryGroup
@@ -110,6 +110,8 @@ class Guarantees:
             Where every shift of a trajectory is 0, A~ = A exactly. `"group"`: where every shift of its group is 0.
         flat_is_zero (`bool`, *optional*, defaults to `True`):
             A_it = 0 gives A~ = 0.
+        per_trajectory (`bool`, *optional*, defaults to `False`):
+            A~ of a trajectory depends on no other's scores. It may then be known before theirs.
     """
 
     keeps_sign: bool = True
@@ -117,6 +119,7 @@ class Guarantees:
     mean_one: Literal["turns", "action_tokens", "each_action"] | None = None
     identity_at_zero: bool | Literal["group"] = True
     flat_is_zero: bool = True
+    per_trajectory: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,22 @@ class Batch:
         return tuple(
             tuple(i for t, i in zip(group.trajectories, places, strict=False) if t.is_usable) for group in self.groups
         )
+
+    def part(self, uids: Collection[str], **changes: Any) -> Batch:
+        """Some of the trajectories, each in its group, with their outcomes.
+
+        Args:
+            uids (`Collection[str]`):
+                Which.
+            **changes (`Any`):
+                Other fields, as in [`dataclasses.replace`].
+        """
+        groups = [
+            replace(group, trajectories=tuple(t for t in group.trajectories if t.uid in uids)) for group in self.groups
+        ]
+        kept = tuple(group for group in groups if group.trajectories)
+        outcome = tuple(self.outcome_of[t.uid] for group in kept for t in group.trajectories)
+        return replace(self, groups=kept, outcome=outcome, **changes)
 
     def state(self, trajectory: Trajectory, turn_idx: int) -> Hashable:
         """[`state_key`] of turn t; a rule that asks for it says so in its needs."""

@@ -126,7 +126,7 @@ class ContrastWeights:
 
     @property
     def guarantees(self) -> Guarantees:
-        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns")
+        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns", per_trajectory=True)
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         supports = [[self._support(batch, t, k) for k in range(len(t.turns))] for t in batch.trajectories]

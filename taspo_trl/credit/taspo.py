@@ -147,7 +147,7 @@ class TurnWeights:
 
     @property
     def guarantees(self) -> Guarantees:
-        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns")
+        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="turns", per_trajectory=True)
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         supports = [supports_of(batch, t, self.block, self.clip, self.threshold) for t in batch.trajectories]

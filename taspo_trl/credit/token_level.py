@@ -73,7 +73,9 @@ class TokenWeights:
 
     @property
     def guarantees(self) -> Guarantees:
-        return Guarantees(bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="action_tokens")
+        return Guarantees(
+            bounds=(1 - self.weight_range, 1 + self.weight_range), mean_one="action_tokens", per_trajectory=True
+        )
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         turn_weights, every, supports, fallbacks = [], [], [], []

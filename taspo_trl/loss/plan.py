@@ -6,10 +6,12 @@ does not run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..rows import Row, build_rows, deal_rows, pack_rows
+from ..errors import InvariantError
+from ..rows import Row, build_rows, deal_rows, num_positions, pack_units
 from ..types import Trajectory
 from .batches import EMPTY_ROW, LossRow, loss_row
 
@@ -28,6 +30,9 @@ class UpdatePlan:
 
     steps: tuple[int, ...] = ()
     """The optimizer step of the rollout batch into which each row was dealt."""
+
+    whole: frozenset[str] = frozenset()
+    """Uids of the trajectories that were to stay whole and have all of their rows in one micro-batch."""
 
     def batches(self, values: Mapping[int, LossRow]) -> list[list[list[LossRow]]]:
         """The micro-batches with `values` in place of row indices."""
@@ -49,6 +54,7 @@ def plan_update(
     process_index: int = 0,
     num_processes: int = 1,
     padding_free: bool = False,
+    whole: Collection[str] = (),
 ) -> UpdatePlan:
     """Plan the optimizer steps of a rollout batch.
 
@@ -70,30 +76,39 @@ def plan_update(
             Whose micro-batches to return.
         padding_free (`bool`, *optional*, defaults to `False`):
             As in [`~taspo_trl.rows.pack_rows`].
+        whole (`Collection[str]`, *optional*):
+            Uids of trajectories whose rows are to stand in one micro-batch, see [`units_of`]; with one optimizer step
+            alone.
     """
+    if whole and num_steps != 1:
+        raise InvariantError(f"Trajectories stay whole in one optimizer step, not in {num_steps}.")
     by_uid = {t.uid: t for t in trajectories if t.is_usable}
     rows = moving_rows(trajectories, moves)
     lengths = [len(row.ids) for row in rows]
-    deal = deal_rows(lengths, num_steps, num_micro_steps, num_processes, seed)
+    units = units_of(rows, whole, max_tokens, padding_free)
+    deal = deal_rows(
+        [sum(lengths[row] for row in unit) for unit in units], num_steps, num_micro_steps, num_processes, seed
+    )
 
     loss_rows: dict[int, LossRow] = {}
     steps = [0] * len(rows)
     micro_batches = []
     for step in range(num_steps):
-        for row in deal.rows_of_step(step):
+        for row in _members(units, deal.rows_of_step(step)):
             steps[row] = step
         for micro_step in range(num_micro_steps):
+            shares = [deal.rows(step, micro_step, process) for process in range(num_processes)]
             packed = [
                 [
-                    tuple(share[k] for k in batch)
-                    for batch in pack_rows([lengths[row] for row in share], max_tokens, padding_free)
+                    _members(units, [share[k] for k in batch])
+                    for batch in pack_units([[lengths[r] for r in units[u]] for u in share], max_tokens, padding_free)
                 ]
-                for share in (deal.rows(step, micro_step, process) for process in range(num_processes))
+                for share in shares
             ]
             num_batches = max(1, *(len(batches) for batches in packed))
             mine = packed[process_index]
             micro_batches.append(tuple(mine + [()] * (num_batches - len(mine))))
-            for row in deal.rows(step, micro_step, process_index):
+            for row in _members(units, shares[process_index]):
                 loss_rows[row] = loss_row(
                     rows[row],
                     by_uid[rows[row].traj_uid],
@@ -101,7 +116,57 @@ def plan_update(
                     factor=deal.factor(step),
                     mask_truncated=mask_truncated,
                 )
-    return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches), tuple(steps))
+    num_rows = Counter(row.traj_uid for row in rows)
+    kept = {rows[unit[0]].traj_uid for unit in units if len(unit) == num_rows[rows[unit[0]].traj_uid]} & set(whole)
+    return UpdatePlan(tuple(rows), loss_rows, tuple(micro_batches), tuple(steps), frozenset(kept))
+
+
+def units_of(
+    rows: Sequence[Row], whole: Collection[str], max_tokens: int, padding_free: bool = False
+) -> list[tuple[int, ...]]:
+    """What is dealt and packed in one piece: a row, or all rows of a trajectory that is to stay whole.
+
+    A trajectory whose rows do not fit into one micro-batch is parted as ever. All of them are, where their padding
+    would cost more than what staying whole is for: a plain forward of their rows, a third of what learning from a
+    padded position costs.
+
+    Args:
+        rows (`Sequence[Row]`):
+            Of the batch, those of a trajectory one after the other.
+        whole (`Collection[str]`):
+            Uids of trajectories.
+        max_tokens (`int`), padding_free (`bool`, *optional*, defaults to `False`):
+            As in [`~taspo_trl.rows.pack_rows`].
+
+    Returns:
+        `list[tuple[int, ...]]`: indices into `rows`, each in one unit.
+    """
+    alone: list[tuple[int, ...]] = [(row,) for row in range(len(rows))]
+    if not whole:
+        return alone
+    of: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        of.setdefault(row.traj_uid, []).append(index)
+    units: list[tuple[int, ...]] = []
+    num_wanted = 0
+    for uid, members in of.items():
+        lengths = [len(rows[row].ids) for row in members]
+        fits = num_positions([lengths], max_tokens, padding_free) <= max_tokens
+        if uid in whole and fits:
+            units.append(tuple(members))
+            num_wanted += sum(lengths)
+        else:
+            units += [(row,) for row in members]
+    costs = [
+        num_positions([[len(rows[r].ids) for r in unit] for unit in one], max_tokens, padding_free)
+        for one in (alone, units)
+    ]
+    return units if 3 * (costs[1] - costs[0]) < num_wanted else alone
+
+
+def _members(units: Sequence[tuple[int, ...]], chosen: Sequence[int]) -> tuple[int, ...]:
+    """The rows of some units."""
+    return tuple(row for unit in chosen for row in units[unit])
 
 
 def moving_rows(trajectories: Sequence[Trajectory], moves: Sequence[Sequence[bool]]) -> list[Row]:

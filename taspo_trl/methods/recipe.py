@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,7 +22,7 @@ from ..credit.base import (
 from ..guidance.constructions import CONSTRUCTIONS, maker_of
 from ..guidance.stage import Wanted
 from ..loss.distillation.base import DistillTerm
-from ..types import Credit
+from ..types import Credit, ReplyScore
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,26 @@ class Recipe:
         if report is not None:
             weighed = replace(weighed, metrics={**report(batch), **weighed.metrics})
         return Assigned(advantages, weighed, credits_of(batch, advantages, weighed, self.name))
+
+    def weighed_part(
+        self,
+        batch: Batch,
+        advantages: Ragged,
+        uids: Collection[str],
+        scores: Mapping[tuple[str, int], ReplyScore],
+    ) -> dict[str, list[list[float]]]:
+        """A~_itk of some trajectories, by a weight rule that is `per_trajectory`.
+
+        Args:
+            batch (`Batch`), advantages (`Ragged`):
+                The whole batch, and A_it of it.
+            uids (`Collection[str]`), scores (`Mapping`):
+                Which trajectories, and the scores of their turns.
+        """
+        part = batch.part(uids, scores=scores)
+        of = {t.uid: row for t, row in zip(batch.trajectories, advantages, strict=True)}
+        weighed = self.weight(part, [of[t.uid] for t in part.trajectories])
+        return {t.uid: row for t, row in zip(part.trajectories, weighed.advantages, strict=True)}
 
 
 @dataclass(frozen=True)

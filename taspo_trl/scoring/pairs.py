@@ -7,8 +7,8 @@ take it. Turns of one row with the same blocks share their forwards; the plain b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..rows import MIN_SPLICE_INDEX, Row, RowTurn
 from ..types import Block, Guidance, ReplyScore, Trajectory
@@ -51,6 +51,17 @@ class PairPlan:
     """Turn that is scored -> block -> why not with this one."""
     num_reply_tokens: Mapping[TurnKey, int]
     """|R_it| of every turn that is scored."""
+
+    def part(self, chosen: Collection[int]) -> PairPlan:
+        """Some of the pairs, in order; what is said of turns without a pair stays."""
+        kept = [index for index in range(len(self.pairs)) if index in chosen]
+        return replace(
+            self,
+            pairs=tuple(self.pairs[k] for k in kept),
+            rows=tuple(self.rows[k] for k in kept),
+            names=tuple(self.names[k] for k in kept),
+            turns=tuple(self.turns[k] for k in kept),
+        )
 
 
 def plan_pairs(

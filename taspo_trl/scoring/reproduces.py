@@ -137,6 +137,27 @@ def require_reproduction(
     return replace(own, continues=continues, padding_free=packs)
 
 
+def is_alike_in_training(model: Any) -> bool:
+    """Whether training computes what the frozen policy does: nothing random, as dropout and jitter are.
+
+    Args:
+        model:
+            With [`~taspo_trl.scoring.projection.add_selected_projection`], in whatever adapters it trains with.
+    """
+    # A fresh adapter adds nothing yet, so that its dropout would not show in a forward.
+    if any(isinstance(one, torch.nn.modules.dropout._DropoutNd) and one.p > 0 for one in model.modules()):
+        return False
+    device = _device(model)
+    with torch.no_grad(), frozen_mode(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            rows = [pair.ids for pair in _pairs(model)]
+            frozen = _selected_logps(model, rows)
+            model.train()
+            return all(map(torch.equal, frozen, _selected_logps(model, rows)))
+        except Exception:  # a model that cannot run alone is the training's to report
+            return False
+
+
 def compare(model: Any, temperature: float = 1.0, *, padding_free: bool = False) -> Finding:
     """Compare a model with its own forward. No gradient; every flag is as before afterwards.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from datasets import Dataset
 
 from ..analyzer.base import Analyzer
@@ -31,6 +31,7 @@ from ..rollout.groups import Collector
 from ..rollout.loop import RolloutSettings
 from ..rollout.plans import PlanOracle, WorldStates
 from ..rollout.rewards import RewardFunction, RewardSettings
+from ..scoring.reproduces import is_alike_in_training
 from ..scoring.teachers import RolloutTeacher, ServedTeacher, TeacherScorer, load_model, make_teacher
 from .alternatives import AlternativeScoring
 from .checks import check_live_instances
@@ -114,7 +115,10 @@ def make_experience_maker(
         in_fp32=args.cast_lm_head_to_fp32,
     )
     beside = scores_during_rollout(args, is_sharded=is_sharded)
-    settings = experience_settings(args, recipe, window, scores_during_rollout=beside)
+    in_update = all(gather([scores_in_update(args, get_model(), accelerator)]))
+    settings = experience_settings(
+        args, recipe, window, scores_during_rollout=beside, scores_in_update=in_update and not beside
+    )
     teacher = teacher_of(recipe, passes, tokenizer, is_sharded)
     distilling = None
     if recipe.distill is not None and teacher is not None:
@@ -203,7 +207,12 @@ def reward_settings(
 
 
 def experience_settings(
-    args: Any, recipe: Recipe, model_window: int | None, *, scores_during_rollout: bool = False
+    args: Any,
+    recipe: Recipe,
+    model_window: int | None,
+    *,
+    scores_during_rollout: bool = False,
+    scores_in_update: bool = False,
 ) -> ExperienceSettings:
     """What the stages after the rollout need to know."""
     return ExperienceSettings(
@@ -219,6 +228,7 @@ def experience_settings(
         records_with_prompt_ids=args.save_trajectories == "full",
         waits_for_guidance=args.full_determinism,
         scores_during_rollout=scores_during_rollout,
+        scores_in_update=scores_in_update,
     )
 
 
@@ -249,6 +259,31 @@ def scores_during_rollout(args: Any, *, is_sharded: bool) -> bool:
             "forward needs all processes at the same time. `score_during_rollout=False` says so without this line."
         )
     return False
+
+
+def scores_in_update(args: Any, model: Any, accelerator: Any) -> bool:
+    """Whether the update's forward says what the frozen policy's does, and leaves its keys for guided branches.
+
+    Not with gradient checkpointing, which keeps no keys, nor with anything random in training, such as dropout; nor
+    where a wrapper counts on a backward behind each forward (sharded models).
+
+    Args:
+        args ([`~taspo_trl.TASPOConfig`]):
+            The options.
+        model:
+            The policy.
+        accelerator ([`~accelerate.Accelerator`]):
+            How the processes share it.
+    """
+    is_whole = accelerator.distributed_type in (
+        DistributedType.NO,
+        DistributedType.MULTI_CPU,
+        DistributedType.MULTI_GPU,
+    )
+    recomputes = args.gradient_checkpointing or any(
+        getattr(m, "gradient_checkpointing", False) for m in model.modules()
+    )
+    return is_whole and not recomputes and not args.torch_compile and is_alike_in_training(model)
 
 
 def tasks_without_rows(args: Any) -> Dataset:

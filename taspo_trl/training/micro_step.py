@@ -13,7 +13,7 @@ from ..loss.batches import LossRow
 
 def run_micro_batches(
     micro_batches: Sequence[Sequence[LossRow]],
-    step: Callable[[Sequence[LossRow]], torch.Tensor],
+    step: Callable[[int, Sequence[LossRow]], torch.Tensor],
     accelerator: Any,
     model: Any,
 ) -> torch.Tensor:
@@ -23,7 +23,7 @@ def run_micro_batches(
         micro_batches (`Sequence[Sequence[LossRow]]`):
             This process's; every process has the same number.
         step (`Callable`):
-            Forward and backward of one micro-batch; gives its detached loss.
+            Forward and backward of one micro-batch, by its number and rows; gives its detached loss.
         accelerator ([`~accelerate.Accelerator`]), model:
             As the trainer has them.
 
@@ -33,7 +33,7 @@ def run_micro_batches(
     losses = []
     for k, rows in enumerate(micro_batches):
         with _gradients_shared(accelerator, model, k == len(micro_batches) - 1):
-            losses.append(step(rows))
+            losses.append(step(k, rows))
     return torch.stack(losses).sum()
 
 

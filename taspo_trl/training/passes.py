@@ -21,6 +21,8 @@ from ..loss.plan import UpdatePlan
 from ..scoring.alternatives import AlternativeTurn, num_alternative_forwards, score_turns
 from ..scoring.layout import runs_without_padding
 from ..scoring.paired import (
+    Branch,
+    Forwards,
     PairedLogps,
     PairedRow,
     branch_logps,
@@ -178,25 +180,54 @@ class PolicyPasses:
         self, k: int, tensors: Mapping[str, torch.Tensor], batch: Sequence[LossRow], ride: Ride | None
     ) -> list[tuple[float, ...]]:
         branches, least = ([], (0, 0)) if ride is None else ride.branches(k)
-        model = self.accelerator.unwrap_model(self.model)
-        keep_keys = least[0] > 0 and continues_from_shared_keys(model)
+        keep_keys = least[0] > 0 and self.continues
         with frozen_mode(self.model), self.accelerator.autocast():
             output = selected_forward(self.model, tensors, keep_keys=keep_keys)
             plain = logps_of(output.logps, batch)
             if ride is not None:
                 started = time.perf_counter()
-                guided = branch_logps(
-                    model,
-                    branches,
-                    pass_keys(output.cache, [len(row.ids) for row in batch] if self.padding_free else None),
-                    max_tokens=self.max_tokens,
-                    pad_token_id=self.pad_token_id,
-                    forward=self.model,
-                    least=least,
-                )
+                guided = self._guided(output.cache, batch, branches, forward=self.model, least=least)
                 ride.take(k, batch, plain, guided)
                 ride.seconds += time.perf_counter() - started
         return plain
+
+    @property
+    def continues(self) -> bool:
+        """Whether guided branches continue from the keys of a pass."""
+        return continues_from_shared_keys(self.accelerator.unwrap_model(self.model))
+
+    def guided_from(self, cache: Any, batch: Sequence[LossRow], branches: Sequence[Branch]) -> list[tuple[float, ...]]:
+        """The log-probabilities of guided branches behind a forward of the update, of this process alone.
+
+        Args:
+            cache:
+                What that forward kept; None computes every branch whole.
+            batch (`Sequence[LossRow]`), branches (`Sequence[Branch]`):
+                Its rows, and branches of them.
+        """
+        if not branches:
+            return []
+        with torch.no_grad(), frozen_mode(self.model), self.accelerator.autocast():
+            return self._guided(cache, batch, branches)
+
+    def _guided(
+        self,
+        cache: Any,
+        batch: Sequence[LossRow],
+        branches: Sequence[Branch],
+        *,
+        forward: Any = None,
+        least: Forwards = (0, 0),
+    ) -> list[tuple[float, ...]]:
+        return branch_logps(
+            self.accelerator.unwrap_model(self.model),
+            branches,
+            pass_keys(cache, [len(row.ids) for row in batch] if self.padding_free else None),
+            max_tokens=self.max_tokens,
+            pad_token_id=self.pad_token_id,
+            forward=forward,
+            least=least,
+        )
 
     def score(self, pairs: Sequence[PairedRow], teacher: TeacherScorer | None = None) -> list[PairedLogps]:
         """Score the pairs of the global batch, each process a share of about equal tokens.

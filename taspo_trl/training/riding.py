@@ -1,4 +1,4 @@
-"""Scoring that rides on the pass of log pi_old: which guided branches continue from which of its micro-batches.
+"""Scoring that rides on a pass over the update's micro-batches: which guided branches continue from which of them.
 
 No forward is run here. Every process asks and counts at the same places, so that all run the same forwards.
 """
@@ -12,6 +12,62 @@ from ..loss.batches import LossRow
 from ..loss.plan import UpdatePlan
 from ..scoring.paired import Branch, Forwards, PairedLogps, branches_of, most_forwards, num_branch_forwards
 from ..scoring.pairs import PairPlan
+
+
+class Riders:
+    """The pairs whose rows a process has, by the micro-batch that computes their plain branch.
+
+    Args:
+        members (`Sequence[Sequence[int]]`):
+            For each micro-batch its rows.
+        pairs ([`~taspo_trl.scoring.pairs.PairPlan`]):
+            What is scored; pairs of rows that this process does not have are passed over.
+    """
+
+    def __init__(self, members: Sequence[Sequence[int]], pairs: PairPlan):
+        self._members, self._pairs = members, pairs
+        of_row: dict[int, list[int]] = {}
+        for index, row in enumerate(pairs.rows):
+            of_row.setdefault(row, []).append(index)
+        self._branches: list[list[tuple[int, list[Branch | None]]]] = [
+            [
+                (index, branches_of(pairs.pairs[index], place))
+                for place, row in enumerate(rows)
+                for index in of_row.get(row, ())
+            ]
+            for rows in members
+        ]
+
+    def pairs_of(self, k: int) -> list[int]:
+        """The pairs that ride on micro-batch `k`."""
+        return [index for index, _ in self._branches[k]]
+
+    def branches(self, k: int) -> list[Branch]:
+        """The branches to be computed from micro-batch `k`."""
+        return [one for _, of_pair in self._branches[k] for one in of_pair if one is not None]
+
+    def scored(
+        self, k: int, rows: Sequence[LossRow], plain: Sequence[Sequence[float]], guided: Sequence[tuple[float, ...]]
+    ) -> dict[int, PairedLogps]:
+        """Index of each pair of micro-batch `k` -> its scores.
+
+        Args:
+            k (`int`), rows (`Sequence[LossRow]`):
+                The micro-batch.
+            plain (`Sequence[Sequence[float]]`):
+                log-probabilities of the loss tokens of each row.
+            guided (`Sequence[tuple[float, ...]]`):
+                Of the branches, in their order.
+        """
+        values = iter(guided)
+        members = {row: place for place, row in enumerate(self._members[k])}
+        found = {}
+        for index, of_pair in self._branches[k]:
+            place = members[self._pairs.rows[index]]
+            at = dict(zip(rows[place].positions, plain[place], strict=True))
+            own = tuple(at[p] for p in self._pairs.pairs[index].positions)
+            found[index] = PairedLogps(own, tuple(own if one is None else next(values) for one in of_pair))
+        return found
 
 
 @dataclass
@@ -47,8 +103,7 @@ class Ride:
         self._members = [members for micro in self.plan.micro_batches for members in micro]
         mine = [any(self.plan.rows[row].traj_uid in self.targets for row in members) for members in self._members]
         self._waits = [any(one) for one in zip(*self.gather([mine]), strict=True)]
-        self._pairs: PairPlan | None = None
-        self._branches: list[list[tuple[int, list[Branch | None]]]] = []
+        self._riders: Riders | None = None
         self._schedule: list[Forwards] = []
         self._scored: dict[int, PairedLogps] = {}
 
@@ -59,54 +114,25 @@ class Ride:
 
     def branches(self, k: int) -> tuple[list[Branch], Forwards]:
         """What rides on micro-batch `k`, and the number of forwards that every process makes of it."""
-        if self._pairs is None and self._waits[k]:
+        if self._riders is None and self._waits[k]:
             self._open()
-        if self._pairs is None:
+        if self._riders is None:
             return [], (0, 0)
-        return self._of(k), self._schedule[k]
+        return self._riders.branches(k), self._schedule[k]
 
     def take(self, k: int, rows: Sequence[LossRow], plain: Sequence[Sequence[float]], guided: Sequence) -> None:
-        """Note what micro-batch `k` came to.
-
-        Args:
-            k (`int`), rows (`Sequence[LossRow]`):
-                The micro-batch.
-            plain (`Sequence[Sequence[float]]`):
-                log pi_old of the loss tokens of each row.
-            guided (`Sequence[tuple[float, ...]]`):
-                Of the branches, in their order.
-        """
-        if self._pairs is None:
-            return
-        values = iter(guided)
-        members = {row: place for place, row in enumerate(self._members[k])}
-        for index, of_pair in self._branches[k]:
-            place = members[self._pairs.rows[index]]
-            at = dict(zip(rows[place].positions, plain[place], strict=True))
-            own = tuple(at[p] for p in self._pairs.pairs[index].positions)
-            self._scored[index] = PairedLogps(own, tuple(own if one is None else next(values) for one in of_pair))
+        """Note what micro-batch `k` came to, as in [`Riders.scored`]."""
+        if self._riders is not None:
+            self._scored |= self._riders.scored(k, rows, plain, guided)
 
     def scored(self) -> dict[int, PairedLogps]:
         """Index of a pair -> its scores, of all processes."""
         return dict(self.gather(list(self._scored.items())))
 
     def _open(self) -> None:
-        self._pairs = self.ask()
-        if self._pairs is None:
+        pairs = self.ask()
+        if pairs is None:
             return
-        of_row: dict[int, list[int]] = {}
-        for index, row in enumerate(self._pairs.rows):
-            of_row.setdefault(row, []).append(index)
-        self._branches = [
-            [
-                (index, branches_of(self._pairs.pairs[index], place))
-                for place, row in enumerate(members)
-                for index in of_row.get(row, ())
-            ]
-            for members in self._members
-        ]
-        mine = [num_branch_forwards(self._of(k), self.max_tokens) for k in range(len(self._members))]
+        self._riders = Riders(self._members, pairs)
+        mine = [num_branch_forwards(self._riders.branches(k), self.max_tokens) for k in range(len(self._members))]
         self._schedule = most_forwards(self.gather([mine]))
-
-    def _of(self, k: int) -> list[Branch]:
-        return [one for _, of_pair in self._branches[k] for one in of_pair if one is not None]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from .alternatives import AlternativeScoring
 from .beside import GroupScoring
 from .checkpoint import Buffer
 from .distilling import Distilling
+from .late_credit import LateCredit
 from .passes import PolicyPasses
 from .riding import Ride
 from .simulator import Simulator
@@ -98,6 +100,8 @@ class ExperienceSettings:
             depends on how fast the analyzer answers.
         scores_during_rollout (`bool`):
             Whether finished groups are scored while others still play, see [`~taspo_trl.training.beside`].
+        scores_in_update (`bool`):
+            Whether the forward of the update may serve as plain branch, see [`~taspo_trl.training.late_credit`].
     """
 
     recipe: Recipe
@@ -112,6 +116,7 @@ class ExperienceSettings:
     records_with_prompt_ids: bool = False
     waits_for_guidance: bool = False
     scores_during_rollout: bool = False
+    scores_in_update: bool = False
 
     @property
     def moves_all(self) -> bool:
@@ -119,6 +124,33 @@ class ExperienceSettings:
         rule = self.recipe
         is_regularized = self.has_reference or self.has_entropy_bonus
         return is_regularized or rule.needs.flat_groups or rule.distill is not None
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout batch and what was made for it, before its credit.
+
+    Args:
+        collected (`list[CollectedGroup]`), guided (`GuidanceBatch`):
+            Its groups and their guidance.
+        batch (`Batch`):
+            As the method sees it, with the scores that are known.
+        flat_G (`list[bool]`):
+            Which groups have no advantage.
+        rollout (`int`), step (`int`), num_steps (`int`):
+            As in [`ExperienceMaker.make`].
+        report (`dict[str, float]`):
+            Numbers of the stages so far.
+    """
+
+    collected: list[CollectedGroup]
+    guided: GuidanceBatch
+    batch: Batch
+    flat_G: list[bool]
+    rollout: int
+    step: int
+    num_steps: int
+    report: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -133,6 +165,10 @@ class Experience:
     metrics: dict[str, float]
     records: list[TrajectoryRecord]
     """The trajectories with their guidance and weights, in the same order."""
+    late: LateCredit | None = None
+    """Of what the update has to find out itself. [`ExperienceMaker.completed`] must follow the update then: numbers
+    and records lack it."""
+    played: Played | None = None
 
 
 @dataclass
@@ -207,7 +243,7 @@ class ExperienceMaker:
         advantages = [advantage for group in advantages_G for advantage in group]
         arrival = _Arrival(self.guidance, self.collector.gather)
         credits: Mapping[str, Credit] = {}
-        assigned: Assigned | None = None
+        late: LateCredit | None = None
         try:
             batch = self._batch([one.group for one in collected], advantages, step, num_steps)
             if self.simulator is not None:
@@ -215,9 +251,12 @@ class ExperienceMaker:
                     simulator_seed = derive_seed("simulator", seed, rollout)
                     batch, costs = self.simulator.told(batch, self.collector, sampling, simulator_seed)
                     seconds |= costs
-            plan = self._plan(batch, derive_seed("deal", seed, rollout), layout)
+            is_late = self._scores_in_update(needs_old, empty)
+            late_uids = {uid for uid, one in arrival.wait().guidance.items() if one} if is_late else set()
+            plan = self._plan(batch, derive_seed("deal", seed, rollout), layout, late_uids)
+            waiting: PairPlan | None = None
             if beside is None:
-                loss_rows, scores = self._after_rollout(batch, plan, arrival, needs_old, seconds)
+                loss_rows, scores, waiting = self._after_rollout(batch, plan, arrival, needs_old, seconds)
             else:
                 loss_rows, scores = self._rest_of(beside, batch, plan, arrival, seconds)
             guided = arrival.wait()
@@ -236,8 +275,13 @@ class ExperienceMaker:
                 unguided = {
                     uid: one.abstain_reason or "unexplained" for uid, one in guided.guidance.items() if not one
                 }
-                assigned = self.settings.recipe.assign(replace(batch, scores=scores, unguided=unguided))
-                credits = assigned.credits
+                batch = replace(batch, scores=scores, unguided=unguided)
+                assigned = self.settings.recipe.assign(batch)
+                if waiting is not None:
+                    weigh = partial(self.settings.recipe.weighed_part, batch, assigned.advantages)
+                    late = LateCredit(plan, waiting, self.passes, weigh)
+                not_yet = late.uids if late is not None else set()
+                credits = {uid: credit for uid, credit in assigned.credits.items() if uid not in not_yet}
                 if self.distilling is not None:
                     by_uid = {t.uid: t for t in trajectories}
                     loss_rows, coefficients = self.distilling.rows(
@@ -251,16 +295,56 @@ class ExperienceMaker:
             # Rollouts and analyzer answers are paid for: they are written even if what follows fails.
             records = self._records(collected, arrival.taken, credits, rollout, step)
             self._write_records(records, rollout, num_steps)
-        report = rollout_report(collected, advantages, flat_G, guided, list(credits.values()), guided.calls)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
-        report |= {
-            **assigned.weighed.metrics,
-            **sampling_report,
-            **seconds,
-            "environments/abandoned": float(abandoned),
-        }
-        report = without_idle(report, self.settings.recipe)
-        return Experience(_weighted(plan, loss_rows, batch, assigned), collected, advantages, report, records)
+        so_far = {**sampling_report, **seconds, "environments/abandoned": float(abandoned)}
+        whole = Played(collected, guided, batch, flat_G, rollout, step, num_steps, so_far)
+        micro_batches = _weighted(plan, loss_rows, batch, assigned)
+        report = self._report(whole, assigned, credits) if late is None else {}
+        return Experience(micro_batches, collected, advantages, report, records, late, whole)
+
+    def completed(self, experience: Experience) -> Experience:
+        """A rollout batch after its update, which found the credit that was missing.
+
+        Raises:
+            InvariantError: the update used another credit than the whole batch has; a bug of the rule.
+        """
+        late, played = experience.late, experience.played
+        if late is None or played is None:
+            return experience
+        scores = {**played.batch.scores, **late.scores(self.collector.gather)}
+        batch = replace(played.batch, scores=scores)
+        assigned = self.settings.recipe.assign(batch)
+        late.check({t.uid: row for t, row in zip(batch.trajectories, assigned.weighed.advantages, strict=True)})
+        records = self._records(played.collected, played.guided, assigned.credits, played.rollout, played.step)
+        self._write_records(records, played.rollout, played.num_steps)
+        scoring = played.report["time/scoring"] + late.seconds
+        played = replace(played, batch=batch, report={**played.report, "time/scoring": scoring})
+        report = self._report(played, assigned, assigned.credits)
+        return replace(experience, metrics=report, records=records, late=None, played=None)
+
+    def _report(self, played: Played, assigned: Assigned, credits: Mapping[str, Credit]) -> dict[str, float]:
+        """All numbers of a rollout batch whose credit is known."""
+        advantages, guided = list(played.batch.outcome), played.guided
+        report = rollout_report(
+            played.collected, advantages, played.flat_G, guided, list(credits.values()), guided.calls
+        )
+        return without_idle({**report, **assigned.weighed.metrics, **played.report}, self.settings.recipe)
+
+    def _scores_in_update(self, needs_old: bool, empty: Batch) -> bool:
+        """Whether the update's own forward may be the plain branch: it is the first that runs the rows, the policy
+        plays the guided branch, and a trajectory's credit follows from its own scores."""
+        recipe, settings = self.settings.recipe, self.settings
+        return (
+            settings.scores_in_update
+            and not needs_old
+            and not settings.has_reference  # its pass hides the analyzer
+            and not settings.scores_during_rollout
+            and self.teacher is None
+            and self.distilling is None
+            and recipe.weight.guarantees.per_trajectory
+            and recipe.advantage.needs.scope == "none"
+            and recipe.reads_scores(empty)
+        )
 
     def _batch(
         self, groups: Sequence[TrajectoryGroup], advantages: Sequence[float], step: int, num_steps: int
@@ -302,24 +386,26 @@ class ExperienceMaker:
 
     def _after_rollout(
         self, batch: Batch, plan: UpdatePlan, arrival: _Arrival, needs_old: bool, seconds: dict[str, float]
-    ) -> tuple[dict[int, LossRow], dict[TurnKey, ReplyScore]]:
-        """The same, computed at once; what needs no guidance while the analyzer still works."""
-        ride = self._ride(batch, plan, arrival) if needs_old else None
+    ) -> tuple[dict[int, LossRow], dict[TurnKey, ReplyScore], PairPlan | None]:
+        """The same, computed at once, what needs no guidance while the analyzer still works; and what is left to the
+        update."""
+        ride, waited = self._ride(batch, plan, arrival) if needs_old else None, arrival.seconds
         with _timed(seconds, "time/logps"):
             rows = self.passes.with_logps(plan, old=needs_old, reference=self.settings.has_reference, ride=ride)
         on_the_way = ride.seconds if ride else 0.0
-        seconds["time/logps"] -= arrival.seconds + on_the_way
+        seconds["time/logps"] -= arrival.seconds - waited + on_the_way
         guided = arrival.wait()
         with _timed(seconds, "time/scoring"):
-            scores = self._scores(batch, plan, guided, ride)
+            scores, waiting = self._scores(batch, plan, guided, ride)
         seconds["time/scoring"] += on_the_way
-        return rows, scores
+        return rows, scores, waiting
 
-    def _plan(self, batch: Batch, seed: int, layout: UpdateLayout) -> UpdatePlan:
+    def _plan(self, batch: Batch, seed: int, layout: UpdateLayout, whole: Collection[str]) -> UpdatePlan:
         return plan_update(
             batch.trajectories,
             self._moves(batch),
             padding_free=self.passes.padding_free,
+            whole=whole,
             num_steps=layout.num_steps,
             num_micro_steps=layout.num_micro_steps,
             max_tokens=self.settings.max_tokens,
@@ -369,15 +455,17 @@ class ExperienceMaker:
 
     def _scores(
         self, batch: Batch, plan: UpdatePlan, guided: GuidanceBatch, ride: Ride | None
-    ) -> dict[TurnKey, ReplyScore]:
-        """The log-probabilities that the method needs."""
+    ) -> tuple[dict[TurnKey, ReplyScore], PairPlan | None]:
+        """The log-probabilities that the method needs, and the pairs that the update is to score."""
         if not self.settings.recipe.reads_scores(batch):
-            return {}
+            return {}, None
         pairs = self._pairs(plan.rows, {t.uid: t for t in batch.trajectories}, guided.guidance)
+        late = {k for k, row in enumerate(pairs.rows) if plan.rows[row].traj_uid in plan.whole}
         logps = {} if ride is None else ride.scored()
-        rest = [k for k in range(len(pairs.pairs)) if k not in logps]
+        rest = [k for k in range(len(pairs.pairs)) if k not in logps and k not in late]
         logps |= zip(rest, self.passes.score([pairs.pairs[k] for k in rest], self.teacher), strict=True)
-        return turn_scores(pairs, [logps[k] for k in range(len(pairs.pairs))])
+        known = turn_scores(pairs.part(logps), [logps[k] for k in sorted(logps)])
+        return known, pairs.part(late) if late else None
 
     @staticmethod
     def _records(
