@@ -507,6 +507,13 @@ def bench_memory() -> dict[str, Any]:
             "bytes": riding,
         }
         console.print(name, {key: round(v, 3) for key, v in result[name].items() if key != "bytes"})
+    with_guidance, without = (peaks_of_a_step(trainer(guided, 4)) for guided in (True, False))
+    result["in_the_update"] = {
+        "update_over_update_without_guidance": with_guidance["update"] / without["update"],
+        "kept_keys_over_update": with_guidance["kept_keys"] / with_guidance["update"],
+        "bytes": with_guidance,
+    }
+    console.print("in the update", {k: round(v, 3) for k, v in result["in_the_update"].items() if k != "bytes"})
     return {"bytes_without_guidance": plain, **result}
 
 

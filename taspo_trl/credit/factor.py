@@ -93,7 +93,9 @@ class HTA:
     @property
     def guarantees(self) -> Guarantees:
         own = self.outside == "turn"  # A^seq may have another sign than A*_t, and need not be 0 beside it
-        return Guarantees(keeps_sign=own, mean_one="each_action", identity_at_zero=own, flat_is_zero=own)
+        return Guarantees(
+            keeps_sign=own, mean_one="each_action", identity_at_zero=own, flat_is_zero=own, per_trajectory=True
+        )
 
     def reads_scores(self, batch: Batch) -> bool:
         """Whether eta is not 0."""

@@ -57,7 +57,7 @@ class OPID:
 
     @property
     def guarantees(self) -> Guarantees:
-        return Guarantees(keeps_sign=False, flat_is_zero=False)
+        return Guarantees(keeps_sign=False, flat_is_zero=False, per_trajectory=True)
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         """A~_itk; a turn without a usable skill keeps A_it, an unusable trajectory 0."""

@@ -69,7 +69,7 @@ class SERL:
     @property
     def guarantees(self) -> Guarantees:
         reach = self.share * self.clip
-        return Guarantees(bounds=(1.0 - reach, 1.0 + reach))
+        return Guarantees(bounds=(1.0 - reach, 1.0 + reach), per_trajectory=True)
 
     def reads_scores(self, batch: Batch) -> bool:
         """Whether lambda_n is not 0."""

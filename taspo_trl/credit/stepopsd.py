@@ -74,7 +74,7 @@ class StepOPSD:
     @property
     def guarantees(self) -> Guarantees:
         low, high = 1.0 - self.share * self.clip, 1.0 + self.share * self.clip
-        return Guarantees(bounds=(low * _LEAST, high * _MOST) if self.normalise else (low, high))
+        return Guarantees(bounds=(low * _LEAST, high * _MOST) if self.normalise else (low, high), per_trajectory=True)
 
     def reads_scores(self, batch: Batch) -> bool:
         """Whether lambda_n is not 0."""

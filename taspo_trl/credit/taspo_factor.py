@@ -71,7 +71,7 @@ class TASPOFactor:
 
     @property
     def guarantees(self) -> Guarantees:
-        return Guarantees(mean_one="turns")
+        return Guarantees(mean_one="turns", per_trajectory=True)
 
     def __call__(self, batch: Batch, advantages: Ragged) -> Weighed:
         """A~_itk.

@@ -16,7 +16,9 @@ from taspo_trl.credit.opid import OPID
 from taspo_trl.credit.rlsd import RLSD
 from taspo_trl.credit.serl import SERL
 from taspo_trl.credit.stepopsd import StepOPSD
+from taspo_trl.credit.taspo import TurnWeights
 from taspo_trl.credit.taspo_factor import TASPOFactor
+from taspo_trl.credit.token_level import TokenWeights
 from taspo_trl.credit.turnsight import TurnSight
 from taspo_trl.errors import ConfigurationError, InvariantError
 from tests.credit import scored
@@ -42,6 +44,9 @@ RULES = {
     "factor": (HTA(**NOW), FREE),
     "factor turn": (HTA(**NOW, outside="turn"), (0.3, math.inf)),
     "taspo_factor": (TASPOFactor(**NOW), (0.6 * 0.3, math.inf)),
+    "taspo": (TurnWeights(), (0.6, 1.4)),
+    "taspo capped": (TurnWeights(cap_refused=True), (0.6, 1.4)),
+    "taspo token": (TokenWeights(), (0.6, 1.4)),
 }
 """Name -> (rule, the bounds of A~ / A that its card states)."""
 MAY_FLIP = ("opid", "opid loud", "factor")
@@ -85,6 +90,20 @@ def test_every_promise_is_kept(name, data):
                 assert not a or low - 1e-9 <= x / a <= high + 1e-9
         if not t.is_usable:
             assert all(x == 0 for turn in tokens for x in turn)
+
+
+@pytest.mark.parametrize("name", [name for name, (rule, _) in RULES.items() if rule.guarantees.per_trajectory])
+@quick
+@given(data=st.data())
+def test_a_trajectory_may_be_weighed_before_the_others(name, data):
+    """`per_trajectory`: what a rule gives some trajectories is what it gives them among all, to the last bit."""
+    rule, batch, rows, weighed = play(name, drawn(data, name))
+    uids = [t.uid for t in batch.trajectories]
+    some = data.draw(st.sets(st.sampled_from(uids), min_size=1)) if uids else set()
+    part = batch.part(some, scores={key: one for key, one in batch.scores.items() if key[0] in some})
+    assert [t.uid for t in part.trajectories] == [uid for uid in uids if uid in some]
+    alone = rule(part, [rows[uids.index(t.uid)] for t in part.trajectories])
+    assert alone.advantages == [weighed.advantages[uids.index(t.uid)] for t in part.trajectories]
 
 
 @every_rule
