@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taspo_trl.rows import Deal, RowTurn, build_rows, deal_rows, pack_rows, token_coefficient
+from taspo_trl.rows import (
+    Deal,
+    RowTurn,
+    build_rows,
+    deal_rows,
+    num_positions,
+    pack_rows,
+    pack_units,
+    token_coefficient,
+)
 from tests.builders import conversation_trajectory, trajectory, turn, window_trajectory
 
 
@@ -212,6 +221,33 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
         assert len(batch) * longest <= budget or len(batch) == 1
     widths = [max(lengths[row] for row in batch) for batch in batches]
     assert widths == sorted(widths, reverse=True)
+
+
+def test_packing_what_must_not_be_parted_by_hand():
+    units = [(3, 5), (9,), (2, 2, 2), (4,)]
+    # By the longest row: 9 | 5 3, to which 4 makes 3 x 5 = 15 | 4, to which 2 2 2 makes 4 x 4 = 16, or 6 x 5 | 2 2 2
+    assert pack_units(units, 12) == [[1], [0], [3], [2]]
+    assert pack_units(units, 16) == [[1], [0, 3], [2]]
+    assert num_positions(units, 16) == 9 + 15 + 6
+    # By the sum: 9 | 8 | 6 goes behind the 9 | 4 goes behind the 8
+    assert pack_units(units, 16, padding_free=True) == [[1, 2], [0, 3]]
+    assert num_positions(units, 16, padding_free=True) == 9 + 8 + 6 + 4
+
+
+@given(
+    units=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), max_size=20),
+    budget=st.integers(1, 300),
+    padding_free=st.booleans(),
+)
+def test_no_unit_is_parted_and_the_budget_holds(units, budget, padding_free):
+    batches = pack_units(units, budget, padding_free)
+    assert sorted(itertools.chain(*batches)) == list(range(len(units)))
+    costs = []
+    for batch in batches:
+        lengths = [length for unit in batch for length in units[unit]]
+        costs.append(sum(lengths) if padding_free else max(lengths) * len(lengths))
+        assert costs[-1] <= budget or len(batch) == 1
+    assert num_positions(units, budget, padding_free) == sum(costs)
 
 
 @pytest.mark.parametrize("budget", [0, -1])

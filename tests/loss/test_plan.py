@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taspo_trl.errors import InvariantError
 from taspo_trl.loss import batches
 from taspo_trl.loss import plan as planning
 from taspo_trl.loss.batches import EMPTY_ROW, collate, loss_row, with_logps
@@ -434,6 +435,67 @@ def test_processes_share_the_rows_and_run_equally_many_forwards(seed, split):
         for one in itertools.chain(*plan.micro_batches):
             lengths = [len(plan.rows[row].ids) for row in one]
             assert len(one) <= 1 or len(one) * max(lengths) <= split["max_tokens"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    processes=st.integers(1, 3),
+    micro_steps=st.integers(1, 2),
+    budget=st.sampled_from([30, 60, 200, 1000]),
+    padding_free=st.booleans(),
+    data=st.data(),
+)
+def test_trajectories_stay_whole_where_they_fit(seed, processes, micro_steps, budget, padding_free, data):
+    batch = Batch(seed)
+    uids = [t.uid for t in batch.trajectories]
+    whole = data.draw(st.sets(st.sampled_from(uids)))
+    plans = [
+        plan_update(
+            batch.trajectories,
+            batch.advantages(),
+            num_steps=1,
+            num_micro_steps=micro_steps,
+            max_tokens=budget,
+            seed=seed,
+            whole=whole,
+            padding_free=padding_free,
+            process_index=process,
+            num_processes=processes,
+        )
+        for process in range(processes)
+    ]
+    first = plans[0]
+    assert len({plan.whole for plan in plans}) == 1 and first.whole <= whole
+    batches = [one for plan in plans for micro in plan.micro_batches for one in micro]
+    assert sorted(row for one in batches for row in one) == list(range(len(first.rows)))
+    for one in batches:
+        lengths = [len(first.rows[row].ids) for row in one]
+        assert len(one) <= 1 or (sum(lengths) if padding_free else len(one) * max(lengths)) <= budget
+    for uid in first.whole:
+        assert sum(any(first.rows[row].traj_uid == uid for row in one) for one in batches) == 1
+    # One row is always whole; nothing is parted that fits and costs no padding.
+    rows = [row.traj_uid for row in first.rows]
+    assert {uid for uid in whole if rows.count(uid) == 1} <= first.whole
+    if padding_free:
+        tokens = {uid: sum(len(row.ids) for row in first.rows if row.traj_uid == uid) for uid in whole & set(rows)}
+        assert {uid for uid, number in tokens.items() if number <= budget} <= first.whole
+
+
+def test_nothing_is_kept_whole_that_pads_more_than_it_saves():
+    """Rows of 3 and 30 tokens: apart the micro-batches hold 3 + 3 and 30 + 30, together 2 x 30 each."""
+    turns = [turn([1, 2], [10]), turn(list(range(20, 49)), [10])]
+    members = [trajectory(turns, uid) for uid in ("a", "b")]
+    arguments = {"num_steps": 1, "max_tokens": 60, "whole": {"a", "b"}}
+    assert plan_of(members, [1.0, -1.0], **arguments).whole == frozenset()
+    assert plan_of(members, [1.0, -1.0], padding_free=True, **arguments).whole == {"a", "b"}
+    like = [trajectory([turn([1, 2], [10]), turn([1, 3], [10])], uid) for uid in ("a", "b")]
+    assert plan_of(like, [1.0, -1.0], **arguments).whole == {"a", "b"}
+
+
+def test_several_steps_keep_nothing_whole():
+    with pytest.raises(InvariantError, match="not in 2"):
+        plan_of([trajectory([turn()], "a")], [1.0], num_steps=2, whole={"a"})
 
 
 def test_batches_put_values_in_the_place_of_indices():
