@@ -408,6 +408,8 @@ class TASPOTrainer(GRPOTrainer):
                 reward_keywords={"trainer_state": self.state},
                 on_episode_end=lambda trajectory: bar.update(),
             )
+        if self.is_world_process_zero():
+            self._alerts.note([one.trajectory for one in experience.records], experience.advantages)
         self._late = experience if experience.late is not None else None
         if self._late is None:
             self._log_rollout(experience)
@@ -417,7 +419,6 @@ class TASPOTrainer(GRPOTrainer):
         """Log a rollout batch whose credit is known."""
         log_experience(experience, self.state, self._metrics["train"], self._logs)
         if self.is_world_process_zero():
-            self._alerts.note([one.trajectory for one in experience.records], experience.advantages)
             self._first_batch.look(experience.records, experience.advantages)
         if self.accelerator.is_main_process:
             self._trackers.call("trackio", log_traces, self.args, experience.records, self.state.global_step)
@@ -433,7 +434,7 @@ class TASPOTrainer(GRPOTrainer):
         teacher = maker.teacher if maker.distilling is not None else None
 
         def step(place: int, rows: Sequence[LossRow]) -> torch.Tensor:
-            inputs = maker.passes.collate(rows, teacher)
+            inputs = maker.passes.collate(rows, teacher=teacher)
             if late is not None:
                 inputs["late"] = late.of(micro_step, place, rows)
             return Trainer.training_step(self, model, inputs, num_items_in_batch)  # below TRL's, which would play
@@ -587,7 +588,8 @@ class TASPOTrainer(GRPOTrainer):
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         is_partly_used = self._step % self._micro_steps_per_rollout != 0
-        buffer = self._buffer if is_partly_used else None
+        # What the update was to find out is lost with it: such a batch is played again.
+        buffer = self._buffer if is_partly_used and self._late is None else None
         state = TrainingState(self._step, buffer, self._layout, pending_log(self))
         save_state(output_dir, self.accelerator.process_index, state)
         if self.experience_maker.teacher is not None and self.is_world_process_zero():

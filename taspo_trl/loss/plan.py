@@ -85,10 +85,8 @@ def plan_update(
     by_uid = {t.uid: t for t in trajectories if t.is_usable}
     rows = moving_rows(trajectories, moves)
     lengths = [len(row.ids) for row in rows]
-    units = units_of(rows, whole, max_tokens, padding_free)
-    deal = deal_rows(
-        [sum(lengths[row] for row in unit) for unit in units], num_steps, num_micro_steps, num_processes, seed
-    )
+    units = units_of(rows, whole, max_tokens, padding_free, (num_micro_steps, num_processes))
+    deal = deal_rows(_loads(units, lengths), num_steps, num_micro_steps, num_processes, seed)
 
     loss_rows: dict[int, LossRow] = {}
     steps = [0] * len(rows)
@@ -122,13 +120,17 @@ def plan_update(
 
 
 def units_of(
-    rows: Sequence[Row], whole: Collection[str], max_tokens: int, padding_free: bool = False
+    rows: Sequence[Row],
+    whole: Collection[str],
+    max_tokens: int,
+    padding_free: bool = False,
+    shares: tuple[int, int] = (1, 1),
 ) -> list[tuple[int, ...]]:
     """What is dealt and packed in one piece: a row, or all rows of a trajectory that is to stay whole.
 
-    A trajectory whose rows do not fit into one micro-batch is parted as ever. All of them are, where their padding
-    would cost more than what staying whole is for: a plain forward of their rows, a third of what learning from a
-    padded position costs.
+    A trajectory whose rows do not fit into one micro-batch is parted as ever. All of them are, where padding and
+    uneven shares would cost the update more than what staying whole is for: a plain forward of their rows, a third of
+    what learning from a position costs.
 
     Args:
         rows (`Sequence[Row]`):
@@ -137,6 +139,8 @@ def units_of(
             Uids of trajectories.
         max_tokens (`int`), padding_free (`bool`, *optional*, defaults to `False`):
             As in [`~taspo_trl.rows.pack_rows`].
+        shares (`tuple[int, int]`, *optional*, defaults to `(1, 1)`):
+            Micro-steps and processes among which the units are dealt.
 
     Returns:
         `list[tuple[int, ...]]`: indices into `rows`, each in one unit.
@@ -147,21 +151,32 @@ def units_of(
     of: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         of.setdefault(row.traj_uid, []).append(index)
+    lengths = [len(row.ids) for row in rows]
     units: list[tuple[int, ...]] = []
     num_wanted = 0
     for uid, members in of.items():
-        lengths = [len(rows[row].ids) for row in members]
-        fits = num_positions([lengths], max_tokens, padding_free) <= max_tokens
-        if uid in whole and fits:
+        if uid in whole and num_positions([[lengths[row] for row in members]], max_tokens, padding_free) <= max_tokens:
             units.append(tuple(members))
-            num_wanted += sum(lengths)
+            num_wanted += sum(lengths[row] for row in members)
         else:
             units += [(row,) for row in members]
-    costs = [
-        num_positions([[len(rows[r].ids) for r in unit] for unit in one], max_tokens, padding_free)
-        for one in (alone, units)
-    ]
-    return units if 3 * (costs[1] - costs[0]) < num_wanted else alone
+    num_micro_steps, num_processes = shares
+
+    def cost(units: Sequence[tuple[int, ...]]) -> int:
+        """Positions that are computed one after the other: those of the slowest process of each micro-step."""
+        deal = deal_rows(_loads(units, lengths), 1, num_micro_steps, num_processes, 0)
+        positions = [
+            num_positions([[lengths[r] for r in units[u]] for u in share], max_tokens, padding_free)
+            for share in deal.shares
+        ]
+        return sum(max(positions[k : k + num_processes]) for k in range(0, len(positions), num_processes))
+
+    return units if 3 * (cost(units) - cost(alone)) < num_wanted / num_processes else alone
+
+
+def _loads(units: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> list[int]:
+    """Tokens of each unit."""
+    return [sum(lengths[row] for row in unit) for unit in units]
 
 
 def _members(units: Sequence[tuple[int, ...]], chosen: Sequence[int]) -> tuple[int, ...]:

@@ -137,25 +137,32 @@ def require_reproduction(
     return replace(own, continues=continues, padding_free=packs)
 
 
-def is_alike_in_training(model: Any) -> bool:
-    """Whether training computes what the frozen policy does: nothing random, as dropout and jitter are.
+def why_training_differs(model: Any) -> str:
+    """Why training computes something else than the frozen policy does (dropout, jitter); empty where it does not.
 
     Args:
         model:
             With [`~taspo_trl.scoring.projection.add_selected_projection`], in whatever adapters it trains with.
     """
     # A fresh adapter adds nothing yet, so that its dropout would not show in a forward.
-    if any(isinstance(one, torch.nn.modules.dropout._DropoutNd) and one.p > 0 for one in model.modules()):
-        return False
+    rates = [one.p for one in model.modules() if isinstance(one, torch.nn.modules.dropout._DropoutNd)]
+    for one in getattr(model, "peft_config", {}).values():
+        rates += [value for name, value in vars(one).items() if name.endswith("dropout") and value]
+    if any(rates):
+        return "it has dropout"
     device = _device(model)
-    with torch.no_grad(), frozen_mode(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    if device.type not in ("cpu", "cuda"):
+        return f"random numbers of {device.type} cannot be put back"
+    devices = range(torch.cuda.device_count()) if device.type == "cuda" else []
+    with torch.no_grad(), frozen_mode(model), torch.random.fork_rng(devices):
         try:
             rows = [pair.ids for pair in _pairs(model)]
             frozen = _selected_logps(model, rows)
             model.train()
-            return all(map(torch.equal, frozen, _selected_logps(model, rows)))
-        except Exception:  # a model that cannot run alone is the training's to report
-            return False
+            is_alike = all(map(torch.equal, frozen, _selected_logps(model, rows)))
+        except Exception as error:  # a model that cannot run alone is the training's to report
+            return f"its forward raises {type(error).__name__}"
+    return "" if is_alike else "a forward of training says something else than one of evaluation"
 
 
 def compare(model: Any, temperature: float = 1.0, *, padding_free: bool = False) -> Finding:

@@ -31,7 +31,7 @@ from ..rollout.groups import Collector
 from ..rollout.loop import RolloutSettings
 from ..rollout.plans import PlanOracle, WorldStates
 from ..rollout.rewards import RewardFunction, RewardSettings
-from ..scoring.reproduces import is_alike_in_training
+from ..scoring.reproduces import why_training_differs
 from ..scoring.teachers import RolloutTeacher, ServedTeacher, TeacherScorer, load_model, make_teacher
 from .alternatives import AlternativeScoring
 from .checks import check_live_instances
@@ -115,10 +115,8 @@ def make_experience_maker(
         in_fp32=args.cast_lm_head_to_fp32,
     )
     beside = scores_during_rollout(args, is_sharded=is_sharded)
-    in_update = all(gather([scores_in_update(args, get_model(), accelerator)]))
-    settings = experience_settings(
-        args, recipe, window, scores_during_rollout=beside, scores_in_update=in_update and not beside
-    )
+    in_update = not beside and all(gather([scores_in_update(args, recipe, get_model(), accelerator)]))
+    settings = experience_settings(args, recipe, window, scores_during_rollout=beside, scores_in_update=in_update)
     teacher = teacher_of(recipe, passes, tokenizer, is_sharded)
     distilling = None
     if recipe.distill is not None and teacher is not None:
@@ -261,29 +259,42 @@ def scores_during_rollout(args: Any, *, is_sharded: bool) -> bool:
     return False
 
 
-def scores_in_update(args: Any, model: Any, accelerator: Any) -> bool:
-    """Whether the update's forward says what the frozen policy's does, and leaves its keys for guided branches.
+def scores_in_update(args: Any, recipe: Recipe, model: Any, accelerator: Any) -> bool:
+    """Whether the update's forward may be the plain branch of scoring, where a batch is used for a single one.
 
-    Not with gradient checkpointing, which keeps no keys, nor with anything random in training, such as dropout; nor
-    where a wrapper counts on a backward behind each forward (sharded models).
+    It has to say what the frozen policy says and to leave its keys for guided branches: not with anything random in
+    training, nor with gradient checkpointing, which keeps no keys; nor where a wrapper counts on a backward behind
+    each forward (sharded models).
 
     Args:
-        args ([`~taspo_trl.TASPOConfig`]):
-            The options.
+        args ([`~taspo_trl.TASPOConfig`]), recipe (`Recipe`):
+            The options, and the method.
         model:
             The policy.
         accelerator ([`~accelerate.Accelerator`]):
             How the processes share it.
     """
-    is_whole = accelerator.distributed_type in (
-        DistributedType.NO,
-        DistributedType.MULTI_CPU,
-        DistributedType.MULTI_GPU,
-    )
-    recomputes = args.gradient_checkpointing or any(
-        getattr(m, "gradient_checkpointing", False) for m in model.modules()
-    )
-    return is_whole and not recomputes and not args.torch_compile and is_alike_in_training(model)
+    needs = recipe.needs
+    if (
+        not recipe.weight.guarantees.per_trajectory
+        or recipe.advantage.needs.scope != "none"
+        or recipe.distill is not None
+        or needs.teacher != "rollout"
+        or args.beta != 0.0  # the reference's pass hides the analyzer
+    ):
+        return False
+    whole = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+    if accelerator.distributed_type not in whole:
+        reason = f"the model is wrapped for {accelerator.distributed_type.value}"
+    elif args.gradient_checkpointing or any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
+        reason = "gradient checkpointing keeps no keys"
+    elif args.torch_compile:
+        reason = "`torch_compile` is on"
+    else:
+        reason = why_training_differs(model)
+    if reason:
+        logger.info("Scoring has passes of its own beside the update: %s.", reason)
+    return not reason
 
 
 def tasks_without_rows(args: Any) -> Dataset:

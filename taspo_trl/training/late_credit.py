@@ -42,12 +42,15 @@ class LateCredit:
             Runs the guided branches.
         weigh (`Callable`):
             The method's rule, for some trajectories.
+        before (`Mapping[str, Sequence[Sequence[float]]]`):
+            Uid -> A~_itk as it is without what waits: the credit of all other trajectories.
     """
 
     plan: UpdatePlan
     pairs: PairPlan
     passes: PolicyPasses
     weigh: Weigh
+    before: Mapping[str, Sequence[Sequence[float]]]
     seconds: float = field(default=0.0, init=False)
     """What guided branches and weights took in the update."""
 
@@ -58,7 +61,7 @@ class LateCredit:
             self._first.append(self._first[-1] + len(micro))
         self._riders = Riders(self._members, self.pairs)
         self._scored: dict[int, PairedLogps] = {}
-        self._used: dict[str, Sequence[Sequence[float]]] = {}
+        self._found: dict[str, Sequence[Sequence[float]]] = {}
 
     @property
     def uids(self) -> set[str]:
@@ -66,36 +69,45 @@ class LateCredit:
         return {self.plan.rows[row].traj_uid for row in self.pairs.rows}
 
     def of(self, micro_step: int, place: int, rows: Sequence[LossRow]) -> LateMicroBatch | None:
-        """What a micro-batch of the update has to find out; None where all is known."""
+        """What a micro-batch of the update has to find out; None where all is known.
+
+        Raises:
+            InvariantError: its rows are not those of the plan.
+        """
         k = self._first[micro_step] + place
-        return LateMicroBatch(self, k, rows) if self._riders.pairs_of(k) else None
+        if not self._riders.pairs_of(k):
+            return None
+        if [row.ids for row in rows] != [self.plan.rows[index].ids for index in self._members[k]]:
+            raise InvariantError(
+                f"Micro-batch {k} of the update has other rows than its plan. This is a bug in taspo_trl."
+            )
+        return LateMicroBatch(self, k, rows)
 
-    def members(self, k: int) -> Sequence[int]:
-        """The rows of micro-batch `k`."""
-        return self._members[k]
+    def continues(self, k: int) -> bool:
+        """Whether a guided branch continues from the keys of micro-batch `k`."""
+        return self.passes.continues and any(one.start for one in self._riders.branches(k))
 
-    def branches_run(self, k: int) -> bool:
-        """Whether a guided branch follows the forward of micro-batch `k`; an empty block is that forward itself."""
-        return bool(self._riders.branches(k))
-
-    def found(self, k: int, rows: Sequence[LossRow], output: Any) -> dict[str, Sequence[Sequence[float]]]:
-        """Uid -> A~_itk of the trajectories of micro-batch `k` that wait for it.
+    def found(self, k: int, rows: Sequence[LossRow], plain: Sequence[Sequence[float]], cache: Any) -> list[float]:
+        """A~ of the loss tokens of micro-batch `k`.
 
         Args:
             k (`int`), rows (`Sequence[LossRow]`):
                 The micro-batch.
-            output ([`~taspo_trl.scoring.projection.SelectedOutput`]):
-                Of its forward.
+            plain (`Sequence[Sequence[float]]`), cache:
+                What its forward says of the loss tokens of each row, and what it kept.
         """
-        plain = logps_of(output.logps.detach(), rows)
-        guided = self.passes.guided_from(output.cache, rows, self._riders.branches(k))
+        guided = self.passes.guided_from(cache, rows, self._riders.branches(k))
         scored = self._riders.scored(k, rows, plain, guided)
         self._scored |= scored
         part = self.pairs.part(scored)
         uids = {self.plan.rows[row].traj_uid for row in part.rows}
-        weighed = dict(self.weigh(uids, turn_scores(part, [scored[index] for index in sorted(scored)])))
-        self._used |= weighed
-        return weighed
+        self._found |= self.weigh(uids, turn_scores(part, [scored[index] for index in sorted(scored)]))
+        values: list[float] = []
+        for index, row in zip(self._members[k], rows, strict=True):
+            planned = self.plan.rows[index]
+            is_late = planned.traj_uid in uids
+            values += (with_credit(row, planned, self._found[planned.traj_uid]) if is_late else row).advantages
+        return values
 
     def scores(self, gather: Callable[[list], list]) -> dict[TurnKey, ReplyScore]:
         """The scores of all turns that waited, of all processes.
@@ -110,18 +122,24 @@ class LateCredit:
             )
         return turn_scores(self.pairs, [scored[index] for index in range(len(scored))])
 
-    def check(self, final: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    def check(self, final: Mapping[str, Sequence[Sequence[float]]], gather: Callable[[list], list]) -> None:
         """Compare what the update used with A~_itk of the whole batch.
 
         Raises:
             InvariantError: a rule that calls itself `per_trajectory` looked at other trajectories.
         """
-        for uid, used in self._used.items():
-            if [list(turn) for turn in used] != [list(turn) for turn in final[uid]]:
-                raise InvariantError(
-                    f"The update gave trajectory {uid!r} another credit than the whole batch does. Its weight rule "
-                    "promises `per_trajectory`; this is a bug of the rule."
-                )
+        late = self.uids
+        used = {**{uid: rows for uid, rows in self.before.items() if uid not in late}, **self._found}
+        others = gather([uid for uid, rows in used.items() if not _same(rows, final[uid])])
+        if others:
+            raise InvariantError(
+                f"The update gave trajectory {others[0]!r} another credit than the whole batch does. Its weight rule "
+                "promises `per_trajectory`; this is a bug of the rule."
+            )
+
+
+def _same(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
+    return [list(turn) for turn in one] == [list(turn) for turn in other]
 
 
 @dataclass(frozen=True)
@@ -135,24 +153,19 @@ class LateMicroBatch:
     @property
     def keeps_keys(self) -> bool:
         """Whether its forward has to keep keys and values."""
-        return self.late.branches_run(self.k) and self.late.passes.continues
+        return self.late.continues(self.k)
 
-    def advantages(self, output: Any, known: torch.Tensor) -> torch.Tensor:
+    def advantages(self, output: Any, like: torch.Tensor) -> torch.Tensor:
         """A~ of its loss tokens.
 
         Args:
             output ([`~taspo_trl.scoring.projection.SelectedOutput`]):
                 Of its forward.
-            known (`torch.Tensor` of shape `(N,)`):
-                A~ where it is known already.
+            like (`torch.Tensor` of shape `(N,)`):
+                Whose type and device the result has.
         """
+        plain = logps_of(output.logps.detach(), self.rows)  # waits for the forward, which is the update's time
         started = time.perf_counter()
-        late = self.late
-        found = late.found(self.k, self.rows, output)
-        values: list[float] = []
-        for index, row in zip(late.members(self.k), self.rows, strict=True):
-            one = late.plan.rows[index]
-            values += (with_credit(row, one, found[one.traj_uid]) if one.traj_uid in found else row).advantages
-        advantages = torch.tensor(values, dtype=known.dtype, device=known.device)
-        late.seconds += time.perf_counter() - started
+        advantages = like.new_tensor(self.late.found(self.k, self.rows, plain, output.cache))
+        self.late.seconds += time.perf_counter() - started
         return advantages

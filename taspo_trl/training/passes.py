@@ -1,7 +1,8 @@
 """Forwards of the frozen policy over a planned batch: old and reference log-probabilities, and paired scores.
 
 Every process runs the same number of forwards, because sharded models need all processes for each; only what is run
-[`alone`][PolicyPasses.alone] concerns no other process. No gradient, no dropout; every training flag is restored.
+[`alone`][PolicyPasses.alone] or inside the update ([`guided_from`][PolicyPasses.guided_from]) concerns no other
+process. No gradient, no dropout; every training flag is restored.
 """
 
 from __future__ import annotations

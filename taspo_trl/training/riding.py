@@ -1,6 +1,7 @@
 """Scoring that rides on a pass over the update's micro-batches: which guided branches continue from which of them.
 
-No forward is run here. Every process asks and counts at the same places, so that all run the same forwards.
+No forward is run here. A [`Ride`] asks and counts at the same places on every process, so that all run the same
+forwards.
 """
 
 from __future__ import annotations

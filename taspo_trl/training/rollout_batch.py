@@ -101,7 +101,7 @@ class ExperienceSettings:
         scores_during_rollout (`bool`):
             Whether finished groups are scored while others still play, see [`~taspo_trl.training.beside`].
         scores_in_update (`bool`):
-            Whether the forward of the update may serve as plain branch, see [`~taspo_trl.training.late_credit`].
+            Whether the forward of a single update may be the plain branch, see [`~taspo_trl.training.late_credit`].
     """
 
     recipe: Recipe
@@ -251,8 +251,8 @@ class ExperienceMaker:
                     simulator_seed = derive_seed("simulator", seed, rollout)
                     batch, costs = self.simulator.told(batch, self.collector, sampling, simulator_seed)
                     seconds |= costs
-            is_late = self._scores_in_update(needs_old, empty)
-            late_uids = {uid for uid, one in arrival.wait().guidance.items() if one} if is_late else set()
+            is_late = self._scores_in_update(layout, needs_old, empty)
+            late_uids = _with_words(arrival.wait()) if is_late else set()
             plan = self._plan(batch, derive_seed("deal", seed, rollout), layout, late_uids)
             waiting: PairPlan | None = None
             if beside is None:
@@ -279,7 +279,7 @@ class ExperienceMaker:
                 assigned = self.settings.recipe.assign(batch)
                 if waiting is not None:
                     weigh = partial(self.settings.recipe.weighed_part, batch, assigned.advantages)
-                    late = LateCredit(plan, waiting, self.passes, weigh)
+                    late = LateCredit(plan, waiting, self.passes, weigh, _by_uid(batch, assigned))
                 not_yet = late.uids if late is not None else set()
                 credits = {uid: credit for uid, credit in assigned.credits.items() if uid not in not_yet}
                 if self.distilling is not None:
@@ -297,10 +297,10 @@ class ExperienceMaker:
             self._write_records(records, rollout, num_steps)
         abandoned = sum(self.collector.gather([self.collector.pool.num_abandoned]))
         so_far = {**sampling_report, **seconds, "environments/abandoned": float(abandoned)}
-        whole = Played(collected, guided, batch, flat_G, rollout, step, num_steps, so_far)
+        before_credit = Played(collected, guided, batch, flat_G, rollout, step, num_steps, so_far)
         micro_batches = _weighted(plan, loss_rows, batch, assigned)
-        report = self._report(whole, assigned, credits) if late is None else {}
-        return Experience(micro_batches, collected, advantages, report, records, late, whole)
+        report = self._report(before_credit, assigned, credits) if late is None else {}
+        return Experience(micro_batches, collected, advantages, report, records, late, before_credit)
 
     def completed(self, experience: Experience) -> Experience:
         """A rollout batch after its update, which found the credit that was missing.
@@ -314,7 +314,7 @@ class ExperienceMaker:
         scores = {**played.batch.scores, **late.scores(self.collector.gather)}
         batch = replace(played.batch, scores=scores)
         assigned = self.settings.recipe.assign(batch)
-        late.check({t.uid: row for t, row in zip(batch.trajectories, assigned.weighed.advantages, strict=True)})
+        late.check(_by_uid(batch, assigned), self.collector.gather)
         records = self._records(played.collected, played.guided, assigned.credits, played.rollout, played.step)
         self._write_records(records, played.rollout, played.num_steps)
         scoring = played.report["time/scoring"] + late.seconds
@@ -330,21 +330,11 @@ class ExperienceMaker:
         )
         return without_idle({**report, **assigned.weighed.metrics, **played.report}, self.settings.recipe)
 
-    def _scores_in_update(self, needs_old: bool, empty: Batch) -> bool:
-        """Whether the update's own forward may be the plain branch: it is the first that runs the rows, the policy
-        plays the guided branch, and a trajectory's credit follows from its own scores."""
-        recipe, settings = self.settings.recipe, self.settings
-        return (
-            settings.scores_in_update
-            and not needs_old
-            and not settings.has_reference  # its pass hides the analyzer
-            and not settings.scores_during_rollout
-            and self.teacher is None
-            and self.distilling is None
-            and recipe.weight.guarantees.per_trajectory
-            and recipe.advantage.needs.scope == "none"
-            and recipe.reads_scores(empty)
-        )
+    def _scores_in_update(self, layout: UpdateLayout, needs_old: bool, empty: Batch) -> bool:
+        """Whether the update's own forward may be the plain branch: it is the first that runs the rows, and runs them
+        once."""
+        is_first = not needs_old and layout.num_iterations == 1
+        return self.settings.scores_in_update and is_first and self.settings.recipe.reads_scores(empty)
 
     def _batch(
         self, groups: Sequence[TrajectoryGroup], advantages: Sequence[float], step: int, num_steps: int
@@ -571,10 +561,26 @@ class _Arrival:
 
 def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], batch: Batch, assigned: Assigned) -> Buffer:
     """The micro-batches with the credit applied."""
-    tokens = {t.uid: row for t, row in zip(batch.trajectories, assigned.weighed.advantages, strict=True)}
+    tokens = _by_uid(batch, assigned)
     return plan.batches(
         {k: with_credit(row, plan.rows[k], tokens[plan.rows[k].traj_uid]) for k, row in loss_rows.items()}
     )
+
+
+def _by_uid(batch: Batch, assigned: Assigned) -> dict[str, list[list[float]]]:
+    """A~_itk of each trajectory."""
+    return {t.uid: row for t, row in zip(batch.trajectories, assigned.weighed.advantages, strict=True)}
+
+
+def _with_words(guided: GuidanceBatch) -> set[str]:
+    """Uids of the trajectories with a block that is not empty.
+
+    Empty ones shift nothing. Their rows stay where plain GRPO has them: an update with nothing else is then GRPO's to
+    the last bit.
+    """
+    return {
+        uid for uid, one in guided.guidance.items() if any(ids for block in one.blocks.values() for ids in block.turns)
+    }
 
 
 def _with_coefficients(

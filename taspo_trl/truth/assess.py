@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,9 @@ from .progress import Labels, progress_labels
 from .report import CONTROL, Truth, credit_report, perfect_credit, turn_credit
 from .sample import ScoredGroups, guide_and_score
 from .values import TurnValues
+
+
+logger = logging.getLogger(__name__)
 
 
 _SUPPORTS = tuple(name for name in SUPPORTS if name != "shift")
@@ -215,8 +219,12 @@ def recorded_report(
     """
     members: dict[str, list[TrajectoryRecord]] = {}
     for record in records:
-        if record.credit is not None:
-            members.setdefault(f"r{record.rollout} {record.group_id}", []).append(record)
+        members.setdefault(f"r{record.rollout} {record.group_id}", []).append(record)
+    broken = [n for n, group in members.items() if any(o.credit is None and o.trajectory.is_usable for o in group)]
+    if broken and len(broken) < len(members):
+        logger.warning("%d groups of an update that broke off have no credit and are left out.", len(broken))
+    members = {n: [o for o in group if o.credit is not None] for n, group in members.items() if n not in broken}
+    members = {name: group for name, group in members.items() if group}
     if not members:
         raise ConfigurationError("The records hold no credit, so there is nothing to measure.")
     groups = tuple(TrajectoryGroup(name, tuple(one.trajectory for one in group)) for name, group in members.items())

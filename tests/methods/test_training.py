@@ -86,10 +86,11 @@ def forwards(monkeypatch):
     return found
 
 
-EXACTLY = {"gigpo": 0, "taspo": 2, "hcapo": 2, "serl": 2, "turnsight": 4, "opsd": 1, "opd": 1, "sdpo": 2}
-"""Rows without gradient for each turn, one method or more of each interface. The policy as its own teacher: the plain
-row, and from its keys the guided branch. Another teacher: a whole row each. Terms: the teacher's row, since the
-student's carries the gradient; SDPO also asks for the student's top k."""
+EXACTLY = {"gigpo": 0, "taspo": 1, "hcapo": 2, "serl": 2, "turnsight": 4, "opsd": 1, "opd": 1, "sdpo": 2}
+"""Rows without gradient for each turn, one method or more of each interface. The policy as its own teacher: the guided
+branch, from the keys of the plain row, which is the update's (TASPO) or one of its own (HCAPO, which compares
+trajectories). Another teacher: a whole row each. Terms: the teacher's row, since the student's carries the gradient;
+SDPO also asks for the student's top k."""
 
 
 def check_forwards(name, rows, num_turns):
