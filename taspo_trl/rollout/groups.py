@@ -157,7 +157,12 @@ class Collector:
                     meanwhile=None if idle_work is None else idle_work.work,
                 )
             if self.num_processes > 1:
+                # Who is done first would only wait for the others; but groups that straddle come together before it:
+                # their guidance takes time, and begins then.
+                first, last = (None, idle_work) if self._some_straddle(len(specs)) else (idle_work, None)
+                _work_off(first)
                 finished.extend(finish(group) for group in self._my_straddling(self.gather(partial)))
+                _work_off(last)
             order = {group_id: k for k, group_id in enumerate(dict.fromkeys(spec.group_id for spec in specs))}
             collected = sorted(self.gather(finished), key=lambda one: order[one.group.group_id])
             _raise_if_nothing_usable(collected)
@@ -187,6 +192,11 @@ class Collector:
         self.guidance.submit(scored, centred)
         return CollectedGroup(scored, logs, dict(metrics), tuple(centred))
 
+    def _some_straddle(self, num_episodes: int) -> bool:
+        """Whether a process begins inside a group."""
+        starts = (num_episodes * k // self.num_processes for k in range(1, self.num_processes))
+        return any(start % self.num_generations for start in starts)
+
     def _my_straddling(self, parts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Straddling groups put together, dealt to the processes in turn."""
         members: dict[str, list[Trajectory]] = defaultdict(list)
@@ -197,6 +207,12 @@ class Collector:
             for group_id in sorted(members)
         ]
         return groups[self.process_index :: self.num_processes]
+
+
+def _work_off(idle_work: IdleWork | None) -> None:
+    """Do what can be done now; what waits for guidance is left for later."""
+    while idle_work is not None and idle_work.work() == 0:
+        pass
 
 
 def _raise_if_nothing_usable(collected: Sequence[CollectedGroup]) -> None:

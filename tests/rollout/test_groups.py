@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -172,6 +173,51 @@ def test_several_processes_make_the_batch_of_one(team, num_processes, num_genera
     assert sorted(uids) == sorted(t.uid for one in expected for t in one.group.trajectories)
     assert several.ledger.counts["reset"] == 3 * num_generations, "every episode is played exactly once"
     assert len(set(several.gathering.calls.values())) == 1, "all processes meet equally often"
+
+
+class Idle:
+    """One piece of work for each group that is submitted."""
+
+    def __init__(self, done: Callable[[], None]):
+        self.num_pieces, self.done = 0, done
+
+    def submit(self, group: TrajectoryGroup, advantages: Any = None) -> None:
+        self.num_pieces += 1
+
+    def work(self) -> float:
+        if self.num_pieces == 0:
+            return math.inf
+        self.num_pieces -= 1
+        self.done()
+        return 0.0
+
+    def cancel(self) -> None:
+        raise AssertionError
+
+
+def test_who_is_done_first_works_on_its_groups_before_it_waits_for_the_others(team):
+    two, worked = team(2), threading.Event()
+    # Group 1 is the other process's, which plays until the first one has done its work.
+    two.policies[1]._reply = lambda uid, turn: two.reply(uid, turn) if worked.wait(20) else ""
+    idle = [Idle(worked.set), Idle(lambda: None)]
+    play_beside(two, ROWS[:2], idle)
+    assert worked.is_set() and [one.num_pieces for one in idle] == [0, 0]
+
+
+def test_groups_that_straddle_come_together_before_anybody_works(team):
+    two, calls = team(2), []
+    idle = [Idle(lambda rank=rank: calls.append(two.gathering.calls[rank])) for rank in range(2)]
+    play_beside(two, ROWS, idle)  # three groups of four: the second one lies across both
+    assert len(calls) == 3 and max(calls) == 1, "after the first meeting, and before the second"
+
+
+def play_beside(team: Team, rows: list[dict], idle: list[Idle]) -> list[list[CollectedGroup]]:
+    with ThreadPoolExecutor(len(idle)) as executor:
+        futures = [
+            executor.submit(collector.play, rows, SamplingSettings(), 7, 0, idle_work=one)
+            for collector, one in zip(team.collectors, idle, strict=True)
+        ]
+    return [future.result() for future in futures]
 
 
 def test_the_members_of_a_group_share_row_and_seed_on_all_processes(team):
