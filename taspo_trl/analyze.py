@@ -407,7 +407,7 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise no_records(path)
     if not files[0].exists():
-        raise RecordError(f"There is no {path}. Name a run's output folder, or a file of its `_trajectories`.")
+        raise RecordError(f"There is no file {path}. Name a run's output folder, or a file of its `_trajectories`.")
     return files
 
 

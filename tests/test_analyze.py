@@ -287,7 +287,7 @@ def test_the_output_of_a_warm_start_is_told_from_a_run(tmp_path):
     write_records(tmp_path / "_warm_start/episodes.jsonl", [])
     with pytest.raises(RecordError, match=r"`taspo train` writes them to .*: name .*_warm_start\.$"):
         analyze(tmp_path)
-    with pytest.raises(RecordError, match=r"There is no .*nowhere\. Name a run's output folder"):
+    with pytest.raises(RecordError, match=r"There is no file .*nowhere\. Name a run's output folder"):
         analyze(tmp_path / "nowhere")
 
 

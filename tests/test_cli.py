@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -272,6 +274,11 @@ def test_usage_and_version(capsys):
         (["eval", "--model", "x", "--reflection-model", "y"], 1, "is read by `--agent reflexion` alone"),
         (["eval", "--model", "x", "--reply-format", "{action}"], 1, "`--reply-format` needs `--player`"),
         (["eval", "--model", "x", "--within", "1"], 1, "`--within` needs `--compare"),
+        (
+            ["eval", "--compare", "none.json", "none.json"],
+            1,
+            "There is no result file none.json. `taspo eval -o FILE`",
+        ),
         (["eval", "--model", "x", "--environment", "chess"], 1, "There is no environment 'chess'"),
         (["eval", "--model", "x", "--dataset-kwargs", "small"], 1, "`--dataset-kwargs` must be"),
         (["eval", "--model", "x", "--environment", "nowhere:Class"], 1, "cannot be imported"),
@@ -402,6 +409,18 @@ def test_deprecations_inside_the_libraries_are_not_shown(name):
         warnings.warn(f"`{name}` is deprecated and will be removed in v6. Use `x` instead.", FutureWarning, 2)
         warnings.warn("something else is deprecated", FutureWarning, 2)
     assert [str(one.message) for one in caught] == ["something else is deprecated"]
+
+
+def test_helps_keep_to_eighty_columns_and_explain_every_option(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in (None, *COMMANDS):
+        with contextlib.suppress(SystemExit):
+            main([*([name] if name else []), "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if len(line) > 80 and " " in line.strip()] == [], name
+    for name in ("analyze", "credit", "warm_start", "evaluate"):
+        actions = import_module(f"taspo_trl.cli.{name}").parser()._actions
+        assert [one.dest for one in actions if not one.help] == [], name
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["methods"], ["methods", "opd"]], ids=" ".join)

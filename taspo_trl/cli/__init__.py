@@ -14,15 +14,15 @@ from ..version import __version__
 
 
 COMMANDS = {
-    "train": ("train", "Train a model with TASPO (every TASPOConfig field is a flag and a YAML key)."),
-    "warm-start": ("warm_start", "Record episodes of any player, and train on the verified successes."),
+    "train": ("train", "Train a model; every TASPOConfig field is an option."),
+    "warm-start": ("warm_start", "Record episodes of any player, and imitate the successes."),
     "eval": ("evaluate", "Play each task of a split once; compare two results."),
     "analyze": ("analyze", "Run an analyzer over saved trajectories, offline."),
-    "credit": ("credit", "Measure credit against the truth: by an oracle's plan or by continuations."),
+    "credit": ("credit", "Measure credit against what turns were worth."),
     "view": ("view", "Write one HTML page that shows a run."),
     "doctor": ("doctor.command", "Check versions, devices, extras, servers; estimate a recipe."),
     "serve-retriever": ("serve_retriever", "Serve a passage index for Search-QA."),
-    "methods": ("methods", "List the methods of credit assignment, or show the card of one."),
+    "methods": ("methods", "List methods of credit assignment, or show one's card."),
     "env": ("environments", "List environments, download their data."),
 }
 """Name -> (module with `main(arguments)`, what it is for)."""
@@ -104,7 +104,7 @@ _REMEDIES = {
     errno.EROFS: "That disk is read-only: name a folder on another one.",
     errno.ENOTDIR: "A file is where a folder was meant: name another folder.",
     errno.EEXIST: "A file is where a folder was meant: name another folder.",
-    errno.ENOENT: "Does the folder above it exist, and may you write there?",
+    errno.ENOENT: "Is the path right? A file is written only where the folder above it exists.",
 }
 
 

@@ -36,7 +36,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--methods", nargs="+", default=["taspo", "grpo"], help="methods (default: taspo grpo)")
     made.add_argument("--guidance", default="aligned", help="privileged context of taspo (default: aligned)")
     made.add_argument("--analyzer", help="LiteLLM's name of a model (default: 'embedded', no network)")
-    made.add_argument("--labels", nargs="+", choices=["progress", "values"], default=["progress"])
+    made.add_argument(
+        "--labels",
+        nargs="+",
+        choices=["progress", "values"],
+        default=["progress"],
+        help="what turns were worth: by the environment's own plan (default), by continuations, or both",
+    )
     made.add_argument("--continuations", type=int, default=8, help="values: continuations of each state (default: 8)")
     made.add_argument("--label-turns", type=int, default=400, help="values: turns to label (default: 400)")
     made.add_argument("--reading", action="store_true", help="also success with plans in the prompt")
@@ -48,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--success-threshold", type=float, help="TRL classes: the reward that counts as success")
     made.add_argument("--micro-batch-tokens", type=int, default=16384, help="rows x longest row of a scoring forward")
     made.add_argument("--resamples", type=int, default=2000, help="of the bootstrap over groups (default: 2000)")
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seed", type=int, default=0, help="of play, continuations, bootstrap (default: 0)")
     made.add_argument("--dtype", default="auto", help="weights: auto, float32, bfloat16, ... (default: auto)")
     made.add_argument("--device", default=None, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     made.add_argument(

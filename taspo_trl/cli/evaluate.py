@@ -45,7 +45,11 @@ def parser() -> argparse.ArgumentParser:
         help="in place of a model plays `oracle` (the environment's own plans), `random` (any admissible action) or "
         "`package.module:function` (a turn to an action); `--model`, if given, then only names the tokenizer",
     )
-    made.add_argument("--reply-format", default=None, help="with --player: a reply around {action}")
+    made.add_argument(
+        "--reply-format",
+        default=None,
+        help="with --player: its replies, e.g. '<action>{action}</action>' (default: the environment's)",
+    )
     made.add_argument("--environment", default="household", help="built-in environment or package.module:Class")
     made.add_argument("--environment-kwargs", default=None, help="constructor arguments, JSON or YAML")
     made.add_argument("--dataset-kwargs", default=None, help="arguments of dataset(split), JSON or YAML")
@@ -313,8 +317,9 @@ def _report(results: dict[str, Any], as_markdown: bool) -> None:
             _print_table("Success within so many attempts", header, rows, as_markdown)
         values = result.metrics()
         ends = ", ".join(f"{name[5:]} {value:.0%}" for name, value in values.items() if name.startswith("stop/"))
+        of_successes = f" (of successes {values['turns_success']:.1f})" if values["success"] > 0 else ""
         print(
-            f"score {values['score']:.3f}, turns {values['turns']:.1f} (of successes {values['turns_success']:.1f}), "
+            f"score {values['score']:.3f}, turns {values['turns']:.1f}{of_successes}, "
             f"ends: {ends}\n{_costs(values)}{path}"
         )
         uncounted = Counter(play.error for play in result.plays if not play.is_usable)

@@ -72,8 +72,11 @@ def help_text(width: int | None = None) -> str:
     lines = [
         "usage: taspo train [--config FILE.yaml] [--OPTION VALUE ...]",
         "",
-        "Train a model. `--config FILE.yaml` sets any of these options; flags win over it. `--max-turns 8` is",
-        "`--max_turns 8`: each option is written with hyphens or with underscores.",
+        *textwrap.wrap(
+            "Train a model. `--config FILE.yaml` sets any of these options; flags win over it. Each option is written "
+            "with hyphens or with underscores: `--max-turns 8` is `--max_turns 8`.",
+            width,
+        ),
     ]
     groups: dict[str, list[Option]] = {"What most runs set": [known[name] for name in FIRST if name in known]}
     for option in known.values():

@@ -87,7 +87,12 @@ def parser() -> argparse.ArgumentParser:
         "--from", dest="sources", nargs="+", default=[], metavar="PATH",
         help="episodes recorded earlier: files or folders of them, in place of a player or beside it",
     )  # fmt: skip
-    who.add_argument("--reply-format", default=None, help="all but chat models: a reply around {action}")
+    who.add_argument(
+        "--reply-format",
+        default=None,
+        help="but for chat models: the player's replies, e.g. '<action>{action}</action>' "
+        "(default: the environment's)",
+    )
     who.add_argument("--plays", type=int, default=1, help="plays of each task (default: 1)")
     who.add_argument("--temperature", type=float, default=1.0, help="of a chat model (default: 1.0)")
     who.add_argument("--api-base", default=None, help="root of the chat model's API, e.g. http://localhost:8000/v1")

@@ -246,8 +246,11 @@ class EvaluationResult:
         """Read what [`save`] wrote, in this version or an earlier one.
 
         Raises:
-            ConfigurationError: the file is no evaluation, or one of a version that this package does not read.
+            ConfigurationError: there is no file, or it is no evaluation, or one of a version that this package
+                does not read.
         """
+        if not Path(path).is_file():
+            raise ConfigurationError(f"There is no result file {path}. `taspo eval -o FILE` writes one.")
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["kind"] != "evaluation" or data["version"] not in READ_VERSIONS:

@@ -226,7 +226,10 @@ def recorded_report(
     members = {n: [o for o in group if o.credit is not None] for n, group in members.items() if n not in broken}
     members = {name: group for name, group in members.items() if group}
     if not members:
-        raise ConfigurationError("The records hold no credit, so there is nothing to measure.")
+        raise ConfigurationError(
+            "The records hold no credit, so there is nothing to measure. Name the folder of a run of `taspo "
+            "train` that came to an update, or play with `--model`."
+        )
     groups = tuple(TrajectoryGroup(name, tuple(one.trajectory for one in group)) for name, group in members.items())
     credit_of = {one.trajectory.uid: one.credit for group in members.values() for one in group if one.credit}
     batch = Batch(groups, tuple(credit_of[t.uid].advantage for group in groups for t in group.trajectories))
