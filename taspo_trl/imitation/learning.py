@@ -22,6 +22,7 @@ from trl import SFTConfig, SFTTrainer
 from ..config import Discreet, has_bf16_cpu, has_bf16_gpu
 from ..errors import CheckpointError, ConfigurationError
 from ..files import write_text
+from ..redaction import Secret, redacted
 from .card import TAGS, model_card
 from .demonstration import Demonstration
 
@@ -271,7 +272,7 @@ class ImitationTrainer(SFTTrainer):
             is_model=is_merged or not is_peft_model(self.model), base_model=base if is_id else None, dataset=dataset,
             tags=sorted({*TAGS, *own}),
         )  # fmt: skip
-        write_text(folder / "README.md", text)
+        write_text(folder / "README.md", redacted(text, Secret(self.args.hub_token or "")))
 
     def save_merged(self, folder: str | os.PathLike) -> bool:
         """Save model, tokenizer and model card as a model folder, a LoRA merged into the weights; to be called by
