@@ -40,6 +40,7 @@ SAME = {
     "two steps per rollout": {"steps_per_generation": 2, "steps": 4},
     # 12 episodes on two ranks: the second group of four straddles them.
     "straddling groups, without padding": {"episodes": 12, "config": {"padding_free": True}},
+    "scored in the update": {"steps": 2, "config": {"context": "conversation"}},
     "scored beside the rollout": {
         "episodes": 12,
         "steps_per_generation": 2,

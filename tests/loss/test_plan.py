@@ -474,10 +474,10 @@ def test_trajectories_stay_whole_where_they_fit(seed, processes, micro_steps, bu
         assert len(one) <= 1 or (sum(lengths) if padding_free else len(one) * max(lengths)) <= budget
     for uid in first.whole:
         assert sum(any(first.rows[row].traj_uid == uid for row in one) for one in batches) == 1
-    # One row is always whole; nothing is parted that fits and costs no padding.
+    # One row is always whole; nothing is parted that fits and costs neither padding nor an uneven share.
     rows = [row.traj_uid for row in first.rows]
     assert {uid for uid in whole if rows.count(uid) == 1} <= first.whole
-    if padding_free:
+    if padding_free and processes == micro_steps == 1:
         tokens = {uid: sum(len(row.ids) for row in first.rows if row.traj_uid == uid) for uid in whole & set(rows)}
         assert {uid for uid, number in tokens.items() if number <= budget} <= first.whole
 
@@ -491,6 +491,17 @@ def test_nothing_is_kept_whole_that_pads_more_than_it_saves():
     assert plan_of(members, [1.0, -1.0], padding_free=True, **arguments).whole == {"a", "b"}
     like = [trajectory([turn([1, 2], [10]), turn([1, 3], [10])], uid) for uid in ("a", "b")]
     assert plan_of(like, [1.0, -1.0], **arguments).whole == {"a", "b"}
+
+
+def test_nothing_is_kept_whole_that_leaves_a_process_waiting():
+    """Three trajectories of four equal rows: two processes have six rows each, or eight and four."""
+    members = [trajectory([turn(list(range(k, k + 9)), [10]) for k in range(4)], uid) for uid in "abc"]
+    arguments = {"num_steps": 1, "max_tokens": 1000, "whole": {"a", "b", "c"}, "padding_free": True}
+    assert plan_of(members, [1.0, -1.0, 1.0], **arguments).whole == {"a", "b", "c"}
+    assert plan_of(members, [1.0, -1.0, 1.0], num_processes=2, **arguments).whole == frozenset()
+    even = [trajectory([turn(list(range(k, k + 9)), [10]) for k in range(4)], uid) for uid in "abcd"]
+    arguments["whole"] = set("abcd")
+    assert plan_of(even, [1.0, -1.0, 1.0, 1.0], num_processes=2, **arguments).whole == set("abcd")
 
 
 def test_several_steps_keep_nothing_whole():

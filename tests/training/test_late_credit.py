@@ -109,7 +109,7 @@ def trained(folder, patch, *, apart=False, construction=Given, dtype=torch.float
 SETTINGS: dict[str, dict[str, Any]] = {
     "a row for each turn": {},
     "a row for each trajectory": {"context": "conversation"},
-    "some that fit into no micro-batch": {"micro_batch_tokens": 300},
+    "some that fit into no micro-batch": {"micro_batch_tokens": 300, "padding_free": True},
     "two micro-steps": {
         "per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 2,
     },
