@@ -145,12 +145,13 @@ def test_a_server_that_scores_nothing_costs_the_scores_and_is_told_of_once(teach
     too_long = WholeRow(tuple(range(3, 20)), (1, 2))
     with FakeVLLM(reply, max_model_len=10) as server:
         teacher = teacher_of(server)
-        for _ in range(2):
+        for num_asked in (2, 1):  # a server that failed is tried with one row before all of them wait for it
+            before = len(server.requests) or 1
             found = teacher.score([*ROWS, too_long])
             assert [one.logps.isnan().tolist() for one in found] == [[True, True], [True], [True, True]]
             assert all(one.reason.startswith("service: ") and "500" in one.reason for one in found[:2])
-            assert found[2].reason == "over_window"
-        assert len(server.requests) == 1 + 2 * 2 * served._ATTEMPTS
+            assert num_asked == 1 or found[2].reason == "over_window"
+            assert len(server.requests) - before == num_asked * served._ATTEMPTS
         assert len(caplog.messages) == 1
         assert "scored none of 3 rows" in caplog.text and "500" in caplog.text
         teacher.score([too_long])

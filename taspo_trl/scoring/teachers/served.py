@@ -191,6 +191,11 @@ class ServedTeacher:
             async with gate:
                 return await self._score_one(row, top_k)
 
+        if self._is_failing:  # one row tells whether it still does: each of them may wait `timeout` seconds
+            shortest = min(range(len(rows)), key=lambda k: len(rows[k].ids))
+            probe = await one(rows[shortest])
+            if probe.reason.startswith(_SERVICE):
+                return [unscored(len(row.positions), probe.reason) for row in rows]
         return list(await asyncio.gather(*(one(row) for row in rows)))
 
     async def _score_one(self, row: WholeRow, top_k: int) -> TokenScores:
