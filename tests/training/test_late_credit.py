@@ -148,6 +148,20 @@ def test_the_update_is_that_of_scoring_apart(tmp_path, monkeypatch, name):
             assert late.log[key] == pytest.approx(value, abs=tolerance, nan_ok=True), key
 
 
+def test_mixed_precision_keeps_every_gradient(tmp_path, monkeypatch):
+    """A weight that was cast for a branch without gradient must not serve the update's forward, nor the reverse."""
+    start = tiny.parameters(SimpleNamespace(model=tiny.model(dtype=torch.float32)))
+    values = {"bf16": True, "dtype": torch.float32, "learning_rate": 1.0}
+    late = trained(tmp_path / "late", monkeypatch, **values)
+    apart = trained(tmp_path / "apart", monkeypatch, apart=True, **values)
+    assert sum(not taken and not has_gradient for _, taken, _, has_gradient in late.forwards) == 0
+    for one, other in zip(late.records, apart.records, strict=True):
+        assert one.credit.weights == pytest.approx(other.credit.weights, abs=0.02)
+    for name, before in start.items():
+        steps = [one.trainer.model.get_parameter(name) - before for one in (late, apart)]
+        assert steps[1].norm() > 0 and (steps[0] - steps[1]).norm() < 0.1 * steps[1].norm(), name
+
+
 def test_block_and_tail_alone_are_computed_in_addition(tmp_path, monkeypatch):
     late = trained(tmp_path / "late", monkeypatch)
     learned = sum(tokens for _, _, tokens, has_gradient in late.forwards if has_gradient)
