@@ -13,6 +13,8 @@
 - generation: a rollout from `model.generate` over one that is decoded from kept keys.
 - riding: several optimizer steps for a rollout batch, scoring that rides on the pass of log pi_old over scoring apart,
   and over no guidance, with peak memory. Replies are told, not sampled.
+- in_update: one optimizer step without gradient checkpointing, whose own forward is scoring's plain branch, over one
+  without guidance, with peak memory.
 - beside: scoring that is still waited for where it runs while others play, with an engine that answers slowly.
 
 Trainers run `train()` as users do, in turn, each alone on the device. Random weights hardly ever sample the end token,
@@ -443,12 +445,11 @@ def make_trainer(run: Run, variant: Variant, rollouts: int, clock: Clock, folder
         max_completion_length=scale.reply_tokens,
         max_steps=rollouts * variant.num_steps,
         logging_steps=1,
-        gradient_checkpointing=True,
         save_strategy="no",
         save_trajectories="no",
         learning_rate=1e-6,
         micro_batch_tokens=scale.micro_batch_tokens,
-        **variant.values,
+        **{"gradient_checkpointing": True, **variant.values},
     )
     made = TASPOTrainer(
         make_model(scale, run.device, tok),
@@ -589,6 +590,24 @@ def bench_riding(run: Run) -> dict[str, Any]:
     return result
 
 
+def bench_in_update(run: Run) -> dict[str, Any]:
+    """Scoring + update of a rollout batch with one optimizer step that keeps its activations."""
+    values = {"gradient_checkpointing": False}
+    guided, plain = (train(run, Variant(is_guided, replies="told", values=values)) for is_guided in (True, False))
+    result = {
+        "guided_over_plain": guided["learning"] / plain["learning"],
+        "scoring_over_update": guided["time/scoring"] / guided["time/update"],
+        "peak_gib": {"guided": guided["peak_gib"], "plain": plain["peak_gib"]},
+        "runs": {"guided": guided, "plain": plain},
+    }
+    run.say(
+        "scoring + update of a single update, its forward shared / without guidance",
+        f"{result['guided_over_plain']:.3f}",
+    )
+    run.say("peak memory of both (GiB)", ", ".join(str(one) for one in result["peak_gib"].values()))
+    return result
+
+
 def bench_beside(run: Run) -> dict[str, Any]:
     """What is waited for of scoring and log pi_old, behind an engine that answers slowly."""
     if "score_during_rollout" not in {one.name for one in dataclasses.fields(TASPOConfig)}:
@@ -622,7 +641,7 @@ def estimated_peak(scale: Scale, row: float, reply: float) -> float:
 # ---- all of it -----------------------------------------------------------------------------------------------------
 
 
-PARTS = ("scoring", "alternatives", "packing", "step", "generation", "riding", "beside")
+PARTS = ("scoring", "alternatives", "packing", "step", "generation", "riding", "in_update", "beside")
 
 
 def markdown(run: Run) -> str:
@@ -667,6 +686,7 @@ def main(arguments: list[str] | None = None) -> int:
         "step": lambda: bench_step(run, options.rounds),
         "generation": lambda: bench_generation(run),
         "riding": lambda: bench_riding(run),
+        "in_update": lambda: bench_in_update(run),
         "beside": lambda: bench_beside(run),
     }
     for name in PARTS:

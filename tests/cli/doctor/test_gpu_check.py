@@ -50,6 +50,8 @@ def test_all_its_parts_run_on_a_tiny_model(gpu_check, tmp_path, capsys):
     # 2 groups of 4 play 2 turns of 8 tokens each, but for the odd end token.
     assert step["runs"]["taspo"][0]["tokens/reply"] == pytest.approx(2 * 4 * 2 * 8, rel=0.1)
     assert found["generation"]["kept_keys_were_used"]
+    once = found["in_update"]["runs"]["guided"]
+    assert once["credit/scorable_share"] > 0 and once["time/logps"] < 0.01 < once["learning"]  # no pass of log pi_old
     riding, apart = (found["riding"]["runs"][name] for name in ("riding", "apart"))
     assert riding["credit/scorable_share"] == apart["credit/scorable_share"] > 0
 
