@@ -288,8 +288,6 @@ def scores_in_update(args: Any, recipe: Recipe, model: Any, accelerator: Any) ->
         reason = f"the model is wrapped for {accelerator.distributed_type.value}"
     elif args.gradient_checkpointing or any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         reason = "gradient checkpointing keeps no keys"
-    elif args.torch_compile:
-        reason = "`torch_compile` is on"
     else:
         reason = why_training_differs(model)
     if reason:

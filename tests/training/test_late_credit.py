@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,6 +190,22 @@ def test_an_empty_block_beside_a_full_one_shifts_nothing_and_costs_nothing(tmp_p
                 shifts[turn_idx % 2 == 0].append(score.guided["aligned"] != score.plain)
     assert shifts[True] and not any(shifts[True]) and any(shifts[False])
     assert sum(tokens for *_, tokens, has_gradient in late.forwards if not has_gradient) == late.needed > 0
+
+
+def test_guided_branches_are_the_time_of_scoring_and_not_of_the_update(tmp_path, monkeypatch):
+    branch_logps = passes.branch_logps
+
+    def slow(*positional, **options):
+        time.sleep(0.3)
+        calls.append(None)
+        return branch_logps(*positional, **options)
+
+    calls: list[None] = []
+    monkeypatch.setattr(passes, "branch_logps", slow)
+    log = trained(tmp_path, monkeypatch).log
+    # Had the update counted the branches too, the parts would be more than the whole.
+    assert calls and log["time/scoring"] >= 0.3 * len(calls)
+    assert log["time/update"] <= log["step_time"] - log["time/scoring"]
 
 
 def test_what_breaks_in_the_update_costs_no_episode_and_no_guidance(tmp_path, monkeypatch):
