@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -136,6 +136,15 @@ class ScriptedPolicy:
 
     def flush(self) -> None:
         """Everything is answered at once."""
+
+
+def size_of(inputs: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """(rows, positions, positions taken over from kept keys, tokens that are no padding) of a backbone's forward."""
+    cache, mask = inputs.get("past_key_values"), inputs.get("attention_mask")
+    taken = cache.get_seq_length() if cache is not None else 0
+    is_padded = mask is not None and mask.dim() == 2
+    num_tokens = int(mask[:, taken:].sum()) if is_padded else inputs["input_ids"].numel()
+    return (*inputs["input_ids"].shape, taken, num_tokens)
 
 
 def parameters(made: TASPOTrainer) -> dict[str, torch.Tensor]:

@@ -80,12 +80,8 @@ def trained(folder, patch, *, apart=False, construction=Given, dtype=torch.float
     forward, branch_logps = LlamaModel.forward, passes.branch_logps
 
     def noting(model, *positional, **inputs):
-        cache = inputs.get("past_key_values")
-        taken = cache.get_seq_length() if cache is not None else 0
-        mask = inputs.get("attention_mask")
-        is_padded = mask is not None and mask.dim() == 2
-        num_tokens = int(mask[:, taken:].sum()) if is_padded else inputs["input_ids"].numel()
-        found.forwards.append((len(inputs["input_ids"]), taken, num_tokens, torch.is_grad_enabled()))
+        rows, _, taken, num_tokens = tiny.size_of(inputs)
+        found.forwards.append((rows, taken, num_tokens, torch.is_grad_enabled()))
         if fail_at is not None and len(found.forwards) > fail_at:
             raise RuntimeError("out of memory, say")
         return forward(model, *positional, **inputs)

@@ -54,12 +54,7 @@ def play(folder, patch, construction=Given, dtype=torch.float64, **values):
     forward, plan_pairs, make = LlamaModel.forward, rollout_batch.plan_pairs, maker.make
 
     def noting(model, *positional, **inputs):
-        cache = inputs.get("past_key_values")
-        taken = cache.get_seq_length() if cache is not None else 0
-        mask = inputs.get("attention_mask")
-        is_padded = mask is not None and mask.dim() == 2
-        num_tokens = int(mask[:, taken:].sum()) if is_padded else inputs["input_ids"].numel()
-        found.forwards.append((*inputs["input_ids"].shape, taken, num_tokens))
+        found.forwards.append(tiny.size_of(inputs))
         return forward(model, *positional, **inputs)
 
     def planning(*positional):
