@@ -35,6 +35,7 @@ from ..scoring.teachers import TeacherScorer
 from ..seeds import derive_seed
 from ..types import Credit, Guidance, ReplyScore, Trajectory, TrajectoryGroup
 from .alternatives import AlternativeScoring
+from .arrival import Arrival
 from .beside import GroupScoring
 from .checkpoint import Buffer
 from .distilling import Distilling
@@ -45,10 +46,6 @@ from .simulator import Simulator
 
 
 logger = logging.getLogger(__name__)
-
-GRACE_SECONDS = 1.0
-"""How long the pass of log pi_old waits for guidance. Analyzers that answer at once and cached answers are in time for
-the whole batch, so that a run's last bits do not hang on the moment at which a thread ended."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +238,7 @@ class ExperienceMaker:
         advantages_G = scaled_advantages(centred_G, rewards, self.settings.scale_rewards)
         flat_G = [not any(centred) for centred in centred_G]
         advantages = [advantage for group in advantages_G for advantage in group]
-        arrival = _Arrival(self.guidance, self.collector.gather)
+        arrival = Arrival(self.guidance, self.collector.gather)
         credits: Mapping[str, Credit] = {}
         late: LateCredit | None = None
         try:
@@ -362,7 +359,7 @@ class ExperienceMaker:
         )
 
     def _rest_of(
-        self, beside: GroupScoring, batch: Batch, plan: UpdatePlan, arrival: _Arrival, seconds: dict[str, float]
+        self, beside: GroupScoring, batch: Batch, plan: UpdatePlan, arrival: Arrival, seconds: dict[str, float]
     ) -> tuple[dict[int, LossRow], dict[TurnKey, ReplyScore]]:
         """This process's rows and all scores, where groups were computed as they came in."""
         beside.drain(arrival.pause)
@@ -375,7 +372,7 @@ class ExperienceMaker:
         return found
 
     def _after_rollout(
-        self, batch: Batch, plan: UpdatePlan, arrival: _Arrival, needs_old: bool, seconds: dict[str, float]
+        self, batch: Batch, plan: UpdatePlan, arrival: Arrival, needs_old: bool, seconds: dict[str, float]
     ) -> tuple[dict[int, LossRow], dict[TurnKey, ReplyScore], PairPlan | None]:
         """The same, computed at once, what needs no guidance while the analyzer still works; and what is left to the
         update."""
@@ -424,7 +421,7 @@ class ExperienceMaker:
             return [[True] * len(t.turns) for t in batch.trajectories]
         return [[a != 0 for a in row] for row in self.settings.recipe.advantage(batch)]
 
-    def _ride(self, batch: Batch, plan: UpdatePlan, arrival: _Arrival) -> Ride | None:
+    def _ride(self, batch: Batch, plan: UpdatePlan, arrival: Arrival) -> Ride | None:
         """Scoring on the way of log pi_old, where the policy itself plays the guided branch."""
         if self.teacher is not None or not self.settings.recipe.reads_scores(batch):
             return None
@@ -505,58 +502,6 @@ class ExperienceMaker:
         with spared("records of episodes", path):
             write_records(path, records, with_prompt_ids=self.settings.records_with_prompt_ids)
             logger.warning("The rollout batch broke off; its %d finished episodes are in %s.", len(played), path)
-
-
-@dataclass
-class _Arrival:
-    """The guidance of a batch, known on every process; taken once."""
-
-    stage: GuidanceStage
-    gather: Callable[[list], list]
-    taken: GuidanceBatch | None = None
-    seconds: float = 0.0
-    """What the step waited for it."""
-    _paused: float = 0.0
-    _has_asked: bool = False
-
-    def targets(self) -> set[str]:
-        """Uids of the trajectories that may be guided."""
-        return {uid for part in self.gather([sorted(self.stage.targets())]) for uid in part}
-
-    def if_done(self) -> GuidanceBatch | None:
-        """The guidance, if no process would wait for it; the first time that is asked, after a moment of grace."""
-        if self.taken is None:
-            started = time.perf_counter()
-            is_done = self.stage.is_done(0.0 if self._has_asked else GRACE_SECONDS)
-            self._has_asked = True
-            is_done_everywhere = all(self.gather([is_done]))
-            self.seconds += time.perf_counter() - started
-            if not is_done_everywhere:
-                return None
-        return self.wait()
-
-    def pause(self, seconds: float) -> bool:
-        """Wait a moment for this process's guidance; whether waiting longer is of any use."""
-        started = time.perf_counter()
-        is_done = self.stage.is_done(seconds)
-        paused = time.perf_counter() - started
-        self._paused += paused
-        self.seconds += paused
-        return not is_done and (self.stage.time_budget is None or self._paused < self.stage.time_budget)
-
-    def wait(self) -> GuidanceBatch:
-        if self.taken is None:
-            started = time.perf_counter()
-            shared = self.gather([self.stage.collect(self._paused)])
-            self.taken = GuidanceBatch(
-                guidance={uid: one for part in shared for uid, one in part.guidance.items()},
-                extractions={group_id: one for part in shared for group_id, one in part.extractions.items()},
-                work_seconds=max(part.work_seconds for part in shared),
-                visible_seconds=max(part.visible_seconds for part in shared),
-                calls=tuple(call for part in shared for call in part.calls),
-            )
-            self.seconds += time.perf_counter() - started
-        return self.taken
 
 
 def _weighted(plan: UpdatePlan, loss_rows: Mapping[int, LossRow], batch: Batch, assigned: Assigned) -> Buffer:

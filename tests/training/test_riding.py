@@ -12,6 +12,7 @@ from transformers import LlamaModel
 from taspo_trl.guidance.base import Construction
 from taspo_trl.guidance.stage import GuidanceStage
 from taspo_trl.training import rollout_batch
+from taspo_trl.training.arrival import GRACE_SECONDS
 from taspo_trl.training.rollout_batch import ExperienceMaker
 from taspo_trl.types import Block, Guidance
 from tests import tiny
@@ -123,7 +124,7 @@ def test_the_pass_does_not_stand_still_for_guidance(tmp_path, monkeypatch):
 
     monkeypatch.setattr(GuidanceStage, "is_done", is_done)
     late = play(tmp_path / "b", monkeypatch)
-    assert asked == [rollout_batch.GRACE_SECONDS, 0.0]
+    assert asked == [GRACE_SECONDS, 0.0]
     assert any(taken > 0 for _, _, taken, _ in late.forwards) and len(late.forwards) > len(riding.forwards)
     assert [row.old_logps for row in late.rows] == [row.old_logps for row in riding.rows]
     for one, other in zip(late.credits, riding.credits, strict=True):
